@@ -1,0 +1,42 @@
+"""What the engine may ask of a backend.
+
+A backend compiles a plan into an `Executor`. An executor is owned by the engine thread; `run` is
+the one call made from its runner thread, one at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tierd.core import Batch
+
+Logits = npt.NDArray[np.float32]
+
+
+class Executor(Protocol):
+    """A plan compiled for one device, with its weights and its K/V pages.
+
+    page_positions: positions held by one page of K/V.
+    pages: number of pages; ids run from 0 to pages - 1.
+    max_rows: most rows one batch may hold.
+    vocabulary: length of one row of logits.
+    """
+
+    name: str
+    page_positions: int
+    pages: int
+    max_rows: int
+    vocabulary: int
+
+    def run(self, batch: Batch) -> Logits:
+        """Feed the batch's rows and return logits, shape (batch.logit_rows, vocabulary).
+
+        Writes the rows' K/V into their pages. The result is valid until the next `run`. Blocks, with
+        the GIL released. Raises ExecutorError; the K/V of the batch's rows is then undefined.
+        """
+
+    def close(self) -> None:
+        """Free weights and pages. Idempotent; nothing may be called after it."""

@@ -1,0 +1,158 @@
+"""The nouns every floor speaks in. Imports nothing of tierd but `errors`.
+
+A `Request` is what a client wants, frozen. A `Sequence` is the engine's record of serving it. A
+`Batch` is one pass over a model's weights: chunks of one or more sequences. `Event`s travel back.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tierd.errors import TierdError
+
+
+class FinishReason(enum.StrEnum):
+    """Why a stream ended, in OpenAI's words where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to pick a token from logits. The chain runs in the order of the fields.
+
+    temperature: 0 picks the most likely token (lowest id on a tie) and ignores the rest.
+    top_k: keep this many most likely tokens; 0 keeps all.
+    top_p: then keep the fewest most likely tokens whose share reaches this; 1 keeps all.
+    min_p: then keep tokens at least this fraction as likely as the most likely one; 0 keeps all.
+    seed: 64 bits. A draw depends on (seed, position) alone.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One admitted request. `prompt` holds token ids, at least one.
+
+    `prompt` plus `max_tokens` fit the model's context; whoever builds a Request has checked it.
+    `stop` strings end the text before they appear in it. With `ignore_eos` an end-of-generation
+    token is an ordinary token.
+    """
+
+    id: str
+    model: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one finished request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """New text of a stream; never half a character, never part of a stop string."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEvent:
+    """Terminal: the stream ended as asked."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class FailedEvent:
+    """Terminal: the stream could not go on."""
+
+    error: TierdError
+
+
+TerminalEvent = FinishedEvent | FailedEvent
+Event = TextEvent | TerminalEvent
+
+
+class TextStream(Protocol):
+    """Turns one stream's token ids into text, piece by piece, and watches for stop strings."""
+
+    def push(self, token: int) -> str:
+        """Return the text that became certain with this token ("" while it is held back)."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was completed; nothing after it is ever returned."""
+
+    def finish(self) -> str:
+        """Return what was held back; called once, when the stream ends without a stop string."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The engine's record of one request being served. Only the engine thread touches it.
+
+    tokens: prompt ids, then sampled ids. `tokens[:fed]` have their K/V in `pages`.
+    pages: page ids in order; page i holds positions [i * page_positions, (i + 1) * page_positions).
+    """
+
+    request: Request
+    text: TextStream
+    tokens: list[int]
+    fed: int = 0
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def generated(self) -> int:
+        """Number of sampled tokens so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows of one sequence within a batch.
+
+    tokens: the ids to feed, at positions start, start + 1, ...
+    pages: the sequence's page table; covers position start + len(tokens) - 1.
+    logit_rows: offsets within `tokens` whose logits are wanted, ascending; often just the last.
+    """
+
+    tokens: Ordered[int]
+    start: int
+    pages: Ordered[int]
+    logit_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One pass over the weights. Logits come back in the order of chunks, then of `logit_rows`."""
+
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of token rows."""
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+    @property
+    def logit_rows(self) -> int:
+        """Number of rows whose logits come back."""
+        return sum(len(chunk.logit_rows) for chunk in self.chunks)

@@ -1,0 +1,75 @@
+"""The exception tree. Every error tierd raises on purpose is one of these.
+
+    TierdError
+    ├── SettingsError            a setting, flag or settings file is wrong (exit code 2)
+    ├── ModelError               a model cannot be loaded (exit code 4)
+    │   ├── ModelFileError       the GGUF file is damaged or lies about itself
+    │   └── UnsupportedModelError  a sound file that asks for what tierd does not have
+    ├── RequestError             a client's request cannot be served as asked
+    │   ├── InvalidRequestError  a field is wrong; names it
+    │   │   └── ContextLengthExceededError
+    │   ├── ModelNotFoundError
+    │   └── UnavailableError     shutting down or not ready: try again later
+    └── ExecutorError            a backend failed while it ran a step
+
+Messages are one line: what is wrong, where, and what to do. They are shown to people as they are.
+"""
+
+from __future__ import annotations
+
+
+class TierdError(Exception):
+    """Base of the tree. `str(error)` is the one line shown to a person."""
+
+
+class SettingsError(TierdError):
+    """A setting, a flag or the settings file is wrong."""
+
+
+class ModelError(TierdError):
+    """A model cannot be loaded."""
+
+
+class ModelFileError(ModelError):
+    """The GGUF file is damaged, cut short, or lies about itself; names the key or tensor."""
+
+
+class UnsupportedModelError(ModelError):
+    """A sound file asks for an architecture, format or tokenizer that tierd does not have."""
+
+
+class RequestError(TierdError):
+    """A client's request cannot be served. `code` is the OpenAI error code."""
+
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        """`param` is the path of the request field at fault, such as `messages[0].role`."""
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequestError(RequestError):
+    """A field is missing, has the wrong type or a value out of range."""
+
+
+class ContextLengthExceededError(InvalidRequestError):
+    """Prompt plus output do not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFoundError(RequestError):
+    """No model of that name is served; the message lists the names that are."""
+
+    code = "model_not_found"
+
+
+class UnavailableError(RequestError):
+    """The server is shutting down, or no model is ready."""
+
+    code = "unavailable"
+
+
+class ExecutorError(TierdError):
+    """A backend failed while it ran a step."""
