@@ -1,0 +1,5 @@
+"""tierd serves several GGUF language models from one box."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,278 @@
+"""Settings: a TOML file becomes frozen dataclasses.
+
+The dataclasses below are the table of settings: a field is one row, with its name, type, default and
+check. `config/tierd.toml` is their manual. A row exists only once it works; a key that has no row is
+an error that names the key and the nearest one that exists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import tomllib
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tierd.errors import SettingsError
+
+KV_DTYPES = ("f32", "f16", "q8_0", "tq4")
+
+# A check answers what is wrong with a value, in words that follow "must", or "" when it is fine.
+Check = Callable[[Any], str]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Split `HOST:PORT` or `[IPv6]:PORT`. Port 0 lets the system choose one.
+
+    Raises ValueError when `text` is neither.
+    """
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):([0-9]{1,5})", text)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(text)
+    return match[1] or match[2], int(match[3])
+
+
+def _address(value: str) -> str:
+    try:
+        split_address(value)
+    except ValueError:
+        return 'be HOST:PORT, such as "127.0.0.1:8080" or "[::1]:8080"'
+    return ""
+
+
+def _model_id(value: str) -> str:
+    if re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", value):
+        return ""
+    return "be a name of 1 to 128 characters without spaces"
+
+
+def _within(low: float, high: float | None = None) -> Check:
+    def check(value: float) -> str:
+        if value >= low and (high is None or value <= high):
+            return ""
+        return f"be {low} or more" if high is None else f"lie between {low} and {high}"
+
+    return check
+
+
+def _one_of(*choices: str) -> Check:
+    def check(value: str) -> str:
+        return "" if value in choices else "be one of " + ", ".join(choices)
+
+    return check
+
+
+def _checked(check: Check) -> Mapping[str, Check]:
+    return {"check": check}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """`[server]`: the public listener."""
+
+    listen: str = field(default="127.0.0.1:8080", metadata=_checked(_address))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """`[engine]`: how steps are run. threads 0: the cores this process may use."""
+
+    threads: int = field(default=0, metadata=_checked(_within(0, 1024)))
+    chunk_rows: int = field(default=256, metadata=_checked(_within(1, 65536)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsSettings:
+    """`[limits]`: tokens a request may bring and ask for. 0: what the context allows."""
+
+    max_prompt_tokens: int = field(default=0, metadata=_checked(_within(0)))
+    max_output_tokens: int = field(default=0, metadata=_checked(_within(0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSettings:
+    """`[kv]`: memory for K/V pages of all models, in MiB. 0: a share of free memory."""
+
+    memory_mb: int = field(default=0, metadata=_checked(_within(0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """One `[[models]]` table.
+
+    context: most positions of one stream; 0: the model's own, as far as memory allows.
+    streams: most requests served at the same time; further ones wait.
+    chat_template: a Jinja file used instead of the template in the model file.
+    temperature, top_k, top_p, min_p: used where a request is silent.
+    """
+
+    id: str = field(metadata=_checked(_model_id))
+    path: Path
+    default: bool = False
+    context: int = field(default=0, metadata=_checked(_within(0)))
+    streams: int = field(default=8, metadata=_checked(_within(1, 1024)))
+    kv_dtype: str = field(default="f16", metadata=_checked(_one_of(*KV_DTYPES)))
+    chat_template: Path | None = None
+    temperature: float = field(default=1.0, metadata=_checked(_within(0, 100)))
+    top_k: int = field(default=0, metadata=_checked(_within(0)))
+    top_p: float = field(default=1.0, metadata=_checked(_within(0, 1)))
+    min_p: float = field(default=0.0, metadata=_checked(_within(0, 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings. `models` is in the order of the file; when it is not empty, one is the default."""
+
+    server: ServerSettings = ServerSettings()
+    engine: EngineSettings = EngineSettings()
+    limits: LimitsSettings = LimitsSettings()
+    kv: KVSettings = KVSettings()
+    models: tuple[ModelSettings, ...] = ()
+
+
+def models_directory() -> Path:
+    """Where relative model paths are looked up after the settings file's own folder."""
+    data_home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data_home) / "tierd" / "models"
+
+
+def load_settings(path: Path | None, *, models: Sequence[Path] = (), listen: str | None = None) -> Settings:
+    """Read the settings file, if there is one, and let the command line have the last word.
+
+    `models` are model files served under their stems, beside those of the file. Raises SettingsError.
+    """
+    settings = Settings() if path is None else _parse(path, _read(path))
+    if listen is not None:
+        complaint = _address(listen)
+        if complaint:
+            raise SettingsError(f"--listen {listen!r} must {complaint}")
+        settings = dataclasses.replace(settings, server=ServerSettings(listen=listen))
+    named = tuple(_model_from_flag(model) for model in models)
+    where = str(path) if path else "--model"
+    return dataclasses.replace(settings, models=_settle_models(where, settings.models + named))
+
+
+def _model_from_flag(path: Path) -> ModelSettings:
+    complaint = _model_id(path.stem)
+    if complaint:
+        raise SettingsError(
+            f"--model {path}: its name, {path.stem!r}, must {complaint}; rename it or use a settings file"
+        )
+    return ModelSettings(id=path.stem, path=path)
+
+
+def _settle_models(where: str, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+    """Check what holds between models, and mark the first as default when none is."""
+    seen: set[str] = set()
+    for model in models:
+        if model.id in seen:
+            raise SettingsError(f"{where}: models: the id {model.id!r} is used twice; ids must differ")
+        seen.add(model.id)
+    defaults = [model.id for model in models if model.default]
+    if len(defaults) > 1:
+        raise SettingsError(
+            f"{where}: models: {' and '.join(map(repr, defaults))} are both the default; "
+            "set `default = true` for one only"
+        )
+    if not models or defaults:
+        return models
+    return (dataclasses.replace(models[0], default=True), *models[1:])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot read the settings file: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not UTF-8 (byte {error.start}); settings are TOML text") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from error
+
+
+_Section = TypeVar("_Section", ServerSettings, EngineSettings, LimitsSettings, KVSettings, ModelSettings)
+
+
+def _parse(file: Path, document: Mapping[str, Any]) -> Settings:
+    sections = typing.get_type_hints(Settings)
+    _refuse_unknown(file, "", document, sections)
+    values: dict[str, Any] = {}
+    for name, content in document.items():
+        if name == "models":
+            if not _is_tables(content):
+                raise SettingsError(f"{file}: models must be written as [[models]] tables")
+            values[name] = tuple(
+                _section(file, f"models[{i}]", ModelSettings, table) for i, table in enumerate(content)
+            )
+        elif isinstance(content, dict):
+            values[name] = _section(file, name, sections[name], content)
+        else:
+            raise SettingsError(f"{file}: {name} must be a table, written as [{name}]")
+    return Settings(**values)
+
+
+def _is_tables(content: object) -> bool:
+    return isinstance(content, list) and all(isinstance(table, dict) for table in content)
+
+
+def _section(file: Path, name: str, kind: type[_Section], table: Mapping[str, Any]) -> _Section:
+    hints = typing.get_type_hints(kind)
+    _refuse_unknown(file, f"{name}.", table, hints)
+    values: dict[str, Any] = {}
+    for row in dataclasses.fields(kind):
+        key = f"{name}.{row.name}"
+        if row.name in table:
+            value = _convert(file, key, hints[row.name], table[row.name])
+            complaint = row.metadata["check"](value) if "check" in row.metadata else ""
+            if complaint:
+                raise SettingsError(f"{file}: {key} must {complaint}, not {table[row.name]!r}")
+            values[row.name] = value
+        elif row.default is dataclasses.MISSING:
+            raise SettingsError(f"{file}: {key} is missing; a [[models]] table needs an id and a path")
+    return kind(**values)
+
+
+def _refuse_unknown(file: Path, prefix: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean {prefix}{near[0]}?" if near else "known here: " + ", ".join(sorted(known))
+            raise SettingsError(f"{file}: {prefix}{key} is not a setting; {hint}")
+
+
+def _convert(file: Path, key: str, wanted: Any, value: Any) -> Any:
+    """Turn a TOML value into the row's type. TOML tells integers, floats and booleans apart."""
+    if wanted is float and type(value) is int:
+        return float(value)
+    if wanted in _WORDS and type(value) is wanted:
+        return value
+    if wanted in (Path, Path | None) and isinstance(value, str):
+        if value:
+            return _locate(file, value)
+        if wanted is not Path:
+            return None
+    raise SettingsError(f"{file}: {key} must be {_WORDS.get(wanted, 'a path in quotes')}, not {value!r}")
+
+
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text in quotes",
+}
+
+
+def _locate(file: Path, text: str) -> Path:
+    """Look a relative path up beside the settings file, then in the models directory.
+
+    What is found nowhere stays beside the settings file: whoever opens it reports that.
+    """
+    path = Path(text).expanduser()
+    beside = file.parent / path
+    elsewhere = models_directory() / path
+    return elsewhere if elsewhere.exists() and not beside.exists() else beside

@@ -1,0 +1,38 @@
+"""Fixtures shared by all tests: where the real models and the oracle's answers lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def _model(name: str) -> Path:
+    path = Path(os.environ.get("TIERD_TEST_MODELS", REPOSITORY / ".models")) / name
+    if not path.is_file():
+        pytest.fail(f"{path} is missing; `make models` fetches it", pytrace=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1."""
+    return _model("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M base, by bytes mostly Q8_0 and Q5_0."""
+    return _model("gemma-3-270m-q4_k_m.gguf")
+
+
+@pytest.fixture(scope="session")
+def oracle_dir() -> Path:
+    """Folder of the oracle's JSON files, one per real model."""
+    path = Path(os.environ.get("TIERD_ORACLE", REPOSITORY.parent / "shared" / "oracle"))
+    if not path.is_dir():
+        pytest.fail(f"{path} is missing; set TIERD_ORACLE to the oracle's folder", pytrace=False)
+    return path
