@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,17 @@ def oracle_dir() -> Path:
     if not path.is_dir():
         pytest.fail(f"{path} is missing; set TIERD_ORACLE to the oracle's folder", pytrace=False)
     return path
+
+
+@pytest.fixture(scope="session")
+def sanitized_environment() -> dict[str, str]:
+    """Variables under which a Python process loads the kernels built with ASan and UBSan."""
+    library = REPOSITORY / "build" / "sanitize" / "libhostkernels.so"
+    if not library.is_file():
+        pytest.fail(f"{library} is missing; `make sanitize` builds it", pytrace=False)
+    asan = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    return {
+        "LD_PRELOAD": asan.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "HOSTKERNELS_LIBRARY": str(library),
+    }

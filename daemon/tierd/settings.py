@@ -33,7 +33,7 @@ def split_address(text: str) -> tuple[str, int]:
     """
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):([0-9]{1,5})", text)
     if match is None or int(match[3]) > 65535:
-        raise ValueError(text)
+        raise ValueError(f"{text!r} is not HOST:PORT")
     return match[1] or match[2], int(match[3])
 
 

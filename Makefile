@@ -1,0 +1,67 @@
+# tierd. Every target does its own set-up; `make help` lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help serve models test sanitize check clean
+
+PYTHON ?= python3
+LISTEN ?= 127.0.0.1:8080
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SMOLLM2 := .models/SmolLM2-135M-Instruct.Q4_1.gguf
+GEMMA3 := .models/gemma-3-270m-q4_k_m.gguf
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/*)
+SANITIZED := build/sanitize/libhostkernels.so
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: $(VENV)/.serve $(SMOLLM2) ## serve the demo model (LISTEN=127.0.0.1:8080)
+	@sh tools/try_it.sh $(LISTEN) $(basename $(notdir $(SMOLLM2)))
+	@exec $(BIN)/tierd serve --model $(SMOLLM2) --listen $(LISTEN)
+
+models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
+
+test: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) sanitize ## run all tests
+	$(BIN)/python -m pytest
+
+sanitize: $(VENV)/.dev $(SANITIZED) ## run the kernel tests under ASan and UBSan
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	HOSTKERNELS_LIBRARY="$(CURDIR)/$(SANITIZED)" \
+	$(BIN)/python -m pytest tests/hostkernels $(wildcard tests/backends/test_host*)
+
+check: $(VENV)/.dev ## lint, types, floors
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean: ## remove the environment and builds, keep the models
+	rm -rf $(VENV) build
+
+$(VENV)/.created:
+	@sh tools/debian_packages.sh $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.created $(BUILD_INPUTS)
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.created $(BUILD_INPUTS)
+	$(PIP) install --editable '.[dev]'
+	@touch $(VENV)/.serve $@
+
+$(SMOLLM2): | $(VENV)/.created
+	@$(BIN)/python tools/fetch_model.py smollm2 .models
+
+$(GEMMA3): | $(VENV)/.created
+	@$(BIN)/python tools/fetch_model.py gemma3 .models
+
+$(SANITIZED): $(VENV)/.dev $(BUILD_INPUTS) tests/hostkernels/canary.c
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -DHOSTKERNELS_SANITIZE=ON -DCMAKE_C_COMPILER=gcc --log-level=WARNING
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize
+	@touch $@

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tierd.errors import SettingsError
+from tierd.models.formats import KV_CODECS
+from tierd.settings import KV_DTYPES, ModelSettings, Settings, load_settings, split_address
+
+MANUAL = Path(__file__).resolve().parent.parent / "config" / "tierd.toml"
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "tierd.toml"
+
+
+def load(file: Path, text: str) -> Settings:
+    file.write_text(text, encoding="utf-8")
+    return load_settings(file)
+
+
+def complaint(file: Path, text: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(file, text)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{file}: ")
+
+
+def test_manual_shows_every_setting_with_its_default() -> None:
+    manual = tomllib.loads(MANUAL.read_text(encoding="utf-8"))
+    (manual_model,) = manual.pop("models")
+    model = dataclasses.asdict(ModelSettings(id=manual_model["id"], path=Path(manual_model["path"])))
+    expected = dataclasses.asdict(Settings())
+    del expected["models"]
+
+    assert manual == expected
+    assert {**manual_model, "path": Path(manual_model["path"]), "chat_template": None} == model
+    assert manual_model["chat_template"] == ""
+
+
+def test_manual_explains_every_setting() -> None:
+    lines = MANUAL.read_text(encoding="utf-8").splitlines()
+    for before, line in itertools.pairwise(lines):
+        key = line.partition(" =")[0]
+        if " = " in line and key not in ("top_k", "top_p", "min_p"):
+            assert before.startswith("# "), f"{key} has no comment above it"
+
+
+def test_manual_loads() -> None:
+    settings = load_settings(MANUAL)
+    assert [(model.id, model.default) for model in settings.models] == [("smol", True)]
+
+
+def test_no_file_means_defaults() -> None:
+    assert load_settings(None) == Settings()
+
+
+def test_values_reach_their_fields(settings_file: Path) -> None:
+    settings = load(
+        settings_file,
+        """
+        server.listen = "[::1]:0"
+        engine = {threads = 3, chunk_rows = 7}
+        limits.max_output_tokens = 5
+        kv.memory_mb = 64
+        models = [
+            {id = "a", path = "/models/a.gguf", kv_dtype = "tq4", temperature = 0},
+            {id = "b", path = "/models/b.gguf", default = true, chat_template = "/b.jinja"},
+        ]
+        """,
+    )
+    assert settings.server.listen == "[::1]:0"
+    assert (settings.engine.threads, settings.engine.chunk_rows) == (3, 7)
+    assert settings.limits.max_output_tokens == 5
+    assert settings.kv.memory_mb == 64
+    first, second = settings.models
+    assert (first.path, first.kv_dtype, first.temperature) == (Path("/models/a.gguf"), "tq4", 0.0)
+    assert isinstance(first.temperature, float)
+    assert (first.default, second.default) == (False, True)
+    assert second.chat_template == Path("/b.jinja")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[server]\nlistn = 'x:1'", "server.listn is not a setting; did you mean server.listen?"),
+        ("[sever]\nlisten = 'x:1'", "sever is not a setting; did you mean server?"),
+        ("[engine]\nzzz = 1", "engine.zzz is not a setting; known here: chunk_rows, threads"),
+        ("[[models]]\nid = 'a'\npath = 'b'\ncontxt = 1", "models[0].contxt is not a setting; did you mean"),
+    ],
+)
+def test_unknown_key_is_named_with_the_nearest(settings_file: Path, text: str, message: str) -> None:
+    assert complaint(settings_file, text).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("server = 1", "server must be a table, written as [server]"),
+        ("models = 1", "models must be written as [[models]] tables"),
+        ("[models]\nid = 'a'", "models must be written as [[models]] tables"),
+        ("server.listen = 8080", "server.listen must be text in quotes, not 8080"),
+        ("engine.threads = 1.5", "engine.threads must be a whole number, not 1.5"),
+        ("engine.threads = true", "engine.threads must be a whole number, not True"),
+        ("[[models]]\nid='a'\npath='b'\ndefault=1", "models[0].default must be true or false, not 1"),
+        ("[[models]]\nid='a'\npath='b'\ntop_p='1'", "models[0].top_p must be a number, not '1'"),
+        ("[[models]]\nid='a'\npath=1", "models[0].path must be a path in quotes, not 1"),
+        ("[[models]]\nid='a'\npath=''", "models[0].path must be a path in quotes, not ''"),
+        (
+            "[[models]]\nid='a'\npath='b'\nchat_template=1",
+            "models[0].chat_template must be a path in quotes, not 1",
+        ),
+    ],
+)
+def test_wrong_type_is_named(settings_file: Path, text: str, message: str) -> None:
+    assert complaint(settings_file, text) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("server.listen = '127.0.0.1'", "server.listen must be HOST:PORT"),
+        ("engine.threads = -1", "engine.threads must lie between 0 and 1024, not -1"),
+        ("engine.chunk_rows = 0", "engine.chunk_rows must lie between 1 and 65536, not 0"),
+        ("kv.memory_mb = -1", "kv.memory_mb must be 0 or more, not -1"),
+        (
+            "[[models]]\nid='a'\npath='b'\nkv_dtype='f8'",
+            "models[0].kv_dtype must be one of f32, f16, q8_0, tq4",
+        ),
+        ("[[models]]\nid='a b'\npath='b'", "models[0].id must be a name"),
+        ("[[models]]\nid='a'\npath='b'\ntop_p=nan", "models[0].top_p must lie between 0 and 1, not nan"),
+        ("[[models]]\nid='a'", "models[0].path is missing"),
+        ("[[models]]\npath='a'", "models[0].id is missing"),
+    ],
+)
+def test_bad_value_is_named(settings_file: Path, text: str, message: str) -> None:
+    assert complaint(settings_file, text).startswith(message)
+
+
+def test_models_are_told_apart(settings_file: Path) -> None:
+    table = "[[models]]\nid='{}'\npath='m.gguf'\n{}\n"
+    twice = table.format("a", "") + table.format("a", "")
+    assert complaint(settings_file, twice) == "models: the id 'a' is used twice; ids must differ"
+    defaults = table.format("a", "default=true") + table.format("b", "default=true")
+    assert complaint(settings_file, defaults).startswith("models: 'a' and 'b' are both the default")
+
+
+def test_unreadable_files_are_named(settings_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"missing\.toml: cannot read the settings file: No such file"):
+        load_settings(tmp_path / "missing.toml")
+    assert complaint(settings_file, "server = ").startswith("not valid TOML: ")
+    settings_file.write_bytes(b"# \xff")
+    with pytest.raises(SettingsError, match=r"not UTF-8 \(byte 2\)"):
+        load_settings(settings_file)
+
+
+def test_relative_paths_are_looked_up_beside_the_file_then_in_the_models_directory(
+    settings_file: Path, tmp_path: Path
+) -> None:
+    text = "[[models]]\nid='m'\npath='m.gguf'"
+    beside = tmp_path / "m.gguf"
+    elsewhere = tmp_path / "data" / "tierd" / "models" / "m.gguf"
+
+    assert load(settings_file, text).models[0].path == beside
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.touch()
+    assert load(settings_file, text).models[0].path == elsewhere
+    beside.touch()
+    assert load(settings_file, text).models[0].path == beside
+
+
+def test_command_line_has_the_last_word(settings_file: Path) -> None:
+    settings_file.write_text("server.listen='h:1'\n[[models]]\nid='a'\npath='/a.gguf'")
+    settings = load_settings(settings_file, models=[Path("some/b.Q4_1.gguf")], listen="h:2")
+    assert settings.server.listen == "h:2"
+    assert [(model.id, model.path, model.default) for model in settings.models] == [
+        ("a", Path("/a.gguf"), True),
+        ("b.Q4_1", Path("some/b.Q4_1.gguf"), False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("models", "listen", "message"),
+    [
+        ([], "nowhere", "--listen 'nowhere' must be HOST:PORT"),
+        (["x/a.gguf", "y/a.gguf"], None, "--model: models: the id 'a' is used twice"),
+        (["a b.gguf"], None, "--model a b.gguf: its name, 'a b', must be a name"),
+    ],
+)
+def test_bad_flags_are_named(models: list[str], listen: str | None, message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(None, models=[Path(model) for model in models], listen=listen)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("localhost:80", ("localhost", 80)), ("[::1]:8080", ("::1", 8080)), ("0.0.0.0:0", ("0.0.0.0", 0))],
+)
+def test_addresses_are_split(text: str, address: tuple[str, int]) -> None:
+    assert split_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", ":80", "h", "h:", "h:65536", "::1:80", "h:p", "http://h:80", "h:80 "])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
+        split_address(text)
+
+
+def test_kv_dtypes_are_the_codecs() -> None:
+    assert set(KV_DTYPES) == set(KV_CODECS)
