@@ -341,7 +341,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Value]:
     for index in range(count):
         cursor.what = f"metadata key {index + 1} of {count}"
         key = cursor.string(_LONGEST_NAME)
-        cursor.what = f"key {_shown(key)}"
+        cursor.what = f"key {shown(key)}"
         if key in metadata:
             raise cursor.fault("stands in the file twice")
         metadata[key] = cursor.value()
@@ -360,7 +360,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
     for index in range(count):
         cursor.what = f"tensor {index + 1} of {count}"
         name = cursor.string(_LONGEST_NAME)
-        cursor.what = f"tensor {_shown(name)}"
+        cursor.what = f"tensor {shown(name)}"
         if name in directory:
             raise cursor.fault("stands in the file twice")
         directory[name] = _read_tensor(cursor, name, alignment)
@@ -368,7 +368,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
     start = -(-cursor.position // alignment) * alignment
     tensors = {}
     for name, entry in directory.items():
-        cursor.what = f"tensor {_shown(name)}"
+        cursor.what = f"tensor {shown(name)}"
         offset = start + entry.offset
         if offset + entry.nbytes > cursor.size:
             raise cursor.fault(
@@ -407,12 +407,11 @@ def _refuse_overlaps(cursor: _Cursor, tensors: Mapping[str, Tensor]) -> None:
     end, previous = 0, ""
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
         if tensor.offset < end:
-            cursor.what = f"tensor {_shown(tensor.name)}"
-            raise cursor.fault(f"overlaps tensor {_shown(previous)}")
+            cursor.what = f"tensor {shown(tensor.name)}"
+            raise cursor.fault(f"overlaps tensor {shown(previous)}")
         end, previous = tensor.offset + tensor.nbytes, tensor.name
 
 
-def _shown(name: str) -> str:
-    """Return a name from the file, fit for a one-line message whatever bytes it holds."""
-    shown = ascii(name)[1:-1]
-    return shown if len(shown) <= 100 else shown[:97] + "..."
+def shown(text: str) -> str:
+    """Return a string of the file made fit for a one-line message: ASCII, about 100 characters at most."""
+    return ascii(text)[1:-1] if len(text) <= 100 else ascii(text[:97])[1:-1] + "..."

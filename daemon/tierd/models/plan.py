@@ -8,7 +8,7 @@ checked op by op. All ops see `rows` rows of the batch, each row one token of on
     store      what a stream keeps between steps: rows of K and V per layer, or a fixed blob
 
 After `SelectRows` the remaining ops see only the rows whose logits are wanted.
-`Plan.check` verifies every shape against the tensors; executors trust a checked plan.
+`check.check_plan` verifies every shape against the tensors; executors trust a checked plan.
 """
 
 from __future__ import annotations
