@@ -1,7 +1,7 @@
 """What the engine may ask of a backend.
 
-A backend compiles a plan into an `Executor`. An executor is owned by the engine thread; `run` is
-the one call made from its runner thread, one at a time.
+A `Backend` is a device. It compiles a plan into an `Executor`. An executor is owned by the engine
+thread; `run` is the one call made from its runner thread, one at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tierd.core import Batch
+from tierd.models.formats import KVCodec
+from tierd.models.gguf import GGUFFile
+from tierd.models.plan import Plan
 
 Logits = npt.NDArray[np.float32]
 
@@ -19,6 +22,7 @@ Logits = npt.NDArray[np.float32]
 class Executor(Protocol):
     """A plan compiled for one device, with its weights and its K/V pages.
 
+    name: its device. Executors of one name share a runner: their steps take turns.
     page_positions: positions held by one page of K/V.
     pages: number of pages; ids run from 0 to pages - 1.
     max_rows: most rows one batch may hold.
@@ -40,3 +44,23 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free weights and pages. Idempotent; nothing may be called after it."""
+
+
+class Backend(Protocol):
+    """A device and how to put a model on it.
+
+    name: of the device; its executors carry it.
+    page_positions: positions held by one page of K/V.
+    """
+
+    name: str
+    page_positions: int
+
+    def page_bytes(self, plan: Plan, codec: KVCodec) -> int:
+        """Return the bytes of one page, all layers. UnsupportedModelError when the codec does not fit."""
+
+    def compile(self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int) -> Executor:
+        """Return an executor for the plan. Called from any thread; may take seconds. Raises ModelError.
+
+        `file` stays open until the executor is closed.
+        """

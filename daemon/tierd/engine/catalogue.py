@@ -1,0 +1,89 @@
+"""What the engine publishes about its models for other threads to read; immutable, replaced as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tierd.chat.renderer import Renderer
+from tierd.chat.tokenizer import Tokenizer
+from tierd.core import SamplingParams
+from tierd.errors import ModelNotFoundError, UnavailableError
+from tierd.slot import Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """One model that answers.
+
+    context: positions of one stream; prompt plus output never exceed it.
+    max_prompt_tokens, max_output_tokens: the operator's caps, or the context where there is none.
+    sampling: what a request gets where it is silent; its seed means nothing.
+    renderer: None when the model has no chat template.
+    created: when it was loaded, Unix seconds.
+    """
+
+    id: str
+    default: bool
+    created: int
+    architecture: str
+    context: int
+    max_prompt_tokens: int
+    max_output_tokens: int
+    sampling: SamplingParams
+    tokenizer: Tokenizer
+    renderer: Renderer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Models by id, in the order in which they became ready. False when none is."""
+
+    entries: Mapping[str, CatalogueEntry] = field(default_factory=dict)
+    loading: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    def resolve(self, name: str | None = None) -> CatalogueEntry:
+        """Return the model called `name`; None: the default one.
+
+        Raises ModelNotFoundError, and UnavailableError while the model is not ready.
+        """
+        if name is None:
+            for entry in self.entries.values():
+                if entry.default:
+                    return entry
+            raise UnavailableError("the default model is not ready; try again later, or name another one")
+        if name in self.entries:
+            return self.entries[name]
+        raise self.missing(name)
+
+    def missing(self, name: str) -> ModelNotFoundError | UnavailableError:
+        """Return the error that says why `name` does not answer and, if it never will, what does."""
+        if name in self.loading:
+            return UnavailableError(f"the model {name!r} is still loading; try again later", param="model")
+        names = ", ".join(self.entries) or "none yet"
+        return ModelNotFoundError(f"there is no model {name!r}; models served: {names}", param="model")
+
+
+def describe(slot: Slot) -> CatalogueEntry:
+    """Return what other threads may know of a slot; none of it changes."""
+    settings, limits = slot.settings, slot.limits
+    return CatalogueEntry(
+        id=slot.id,
+        default=settings.default,
+        created=slot.created,
+        architecture=slot.plan.architecture,
+        context=slot.context,
+        max_prompt_tokens=min(limits.max_prompt_tokens or slot.context, slot.context),
+        max_output_tokens=min(limits.max_output_tokens or slot.context, slot.context),
+        sampling=SamplingParams(
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+        ),
+        tokenizer=slot.tokenizer,
+        renderer=slot.renderer,
+    )

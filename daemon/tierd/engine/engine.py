@@ -1,0 +1,107 @@
+"""The handle on the engine thread that other threads hold: it only puts messages into the inbox."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from queue import SimpleQueue
+
+from tierd.core import Request
+from tierd.engine.catalogue import Catalogue, CatalogueEntry
+from tierd.engine.loop import Deliver, Loop, OpenSlot
+from tierd.engine.messages import Cancel, Load, Message, Stop, Submit
+from tierd.engine.snapshot import Snapshot
+from tierd.errors import UnavailableError
+from tierd.metrics import Metrics
+from tierd.settings import ModelSettings
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves requests over the models it has loaded. Every method may be called from any thread.
+
+    deliver: called from the engine thread, at most once a turn, with the turn's (request id, event)
+    pairs in order; must not block. Every request ends in exactly one terminal event.
+    open_slot: turns settings into a Slot; called from worker threads.
+    """
+
+    def __init__(self, deliver: Deliver, *, open_slot: OpenSlot, metrics: Metrics) -> None:
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._loop = Loop(self._inbox, deliver, open_slot, metrics)
+        self._thread = threading.Thread(target=self._run, name="tierd-engine", daemon=True)
+        # No command may follow a Stop into the inbox, where nobody would take it out any more.
+        self._lock = threading.Lock()
+        self._open = False
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The models that answer now; empty once the engine stops."""
+        return self._loop.catalogue
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Streams and pages as of the last turn."""
+        return self._loop.snapshot
+
+    def start(self) -> None:
+        """Start the thread; once only. Before that, and after `stop`, all commands are refused."""
+        self._open = True
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """End all requests with UnavailableError, then free every model. Returns when that is done.
+
+        Requests end at once, but a step that is running, or a file being opened, is waited for, at
+        most `timeout` seconds. Nothing happens when the engine is not running.
+        """
+        with self._lock:
+            if self._open:
+                self._open = False
+                self._inbox.put(Stop())
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        if self._thread.is_alive():
+            log.error("left behind what still runs %g s after the engine was told to stop", timeout)
+
+    def load(self, settings: ModelSettings) -> Future[CatalogueEntry]:
+        """Open a model in a worker and serve it. Raises UnavailableError when the engine is not running.
+
+        The future is done once the catalogue lists the model, or holds a ModelError, SettingsError or
+        UnavailableError.
+        """
+        loaded: Future[CatalogueEntry] = Future()
+        loaded.set_running_or_notify_cancel()  # from now on nobody can cancel it
+        self._put(Load(settings, loaded))
+        return loaded
+
+    def submit(self, request: Request) -> None:
+        """Serve a request; its id is unique among the live ones.
+
+        Raises UnavailableError when the engine is not running; no event comes then. Whatever else is
+        wrong comes as the request's FailedEvent.
+        """
+        self._put(Submit(request, time.monotonic()))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with reason CANCELLED; nothing happens when it has ended or is not known."""
+        with self._lock:
+            if self._open:
+                self._inbox.put(Cancel(request_id))
+
+    def _put(self, message: Message) -> None:
+        with self._lock:
+            if not self._open:
+                raise UnavailableError("the server is starting or shutting down; try again later")
+            self._inbox.put(message)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except Exception:
+            log.critical("the engine thread has failed", exc_info=True)
+            with self._lock:
+                self._open = False
+            self._loop.break_down()

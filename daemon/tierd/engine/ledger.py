@@ -1,0 +1,101 @@
+"""Keeps the times of live requests; feeds the metrics and writes one log line for each request's end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+from tierd.core import FailedEvent, Sequence, TerminalEvent
+from tierd.engine.snapshot import Snapshot
+from tierd.metrics import Metrics
+from tierd.slot import Slot, Step
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When what happened to a request, monotonic seconds; None until it has.
+
+    started: its first rows went into a step. last_token: the one sampled most recently.
+    """
+
+    submitted: float
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+class Ledger:
+    """What is measured and logged about requests and steps. Never says a word of their text."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._timelines: dict[str, Timeline] = {}
+
+    def opened(self, sequence: Sequence, submitted: float) -> None:
+        """Note a request that has come in."""
+        self._timelines[sequence.request.id] = Timeline(submitted)
+
+    def scheduled(self, step: Step) -> None:
+        """Note a step on its way to the executor."""
+        now = time.monotonic()
+        for sequence in step.sequences:
+            timeline = self._timelines[sequence.request.id]
+            if timeline.started is None:
+                timeline.started = now
+
+    def stepped(self, slot: Slot, step: Step, tokens: Ordered[int | None], seconds: float) -> None:
+        """Note a step that is done and about to be committed, and the tokens that came of it."""
+        metrics, model, now = self._metrics, slot.id, time.monotonic()
+        metrics.step_duration.labels(model).observe(seconds)
+        metrics.step_rows.labels(model).observe(step.batch.rows)
+        for sequence, chunk, token in zip(step.sequences, step.batch.chunks, tokens, strict=True):
+            timeline = self._timelines.get(sequence.request.id)
+            if timeline is None:  # it has left meanwhile
+                continue
+            if not sequence.generated:
+                metrics.prompt_tokens.labels(model).inc(len(chunk.tokens))
+            if token is None:
+                continue
+            metrics.generated_tokens.labels(model).inc()
+            if timeline.last_token is None:
+                timeline.first_token = now
+                metrics.time_to_first_token.labels(model).observe(now - timeline.submitted)
+            else:
+                metrics.inter_token.labels(model).observe(now - timeline.last_token)
+            timeline.last_token = now
+
+    def closed(self, sequence: Sequence, event: TerminalEvent) -> None:
+        """Note a request's end."""
+        now, request = time.monotonic(), sequence.request
+        timeline = self._timelines.pop(request.id)
+        outcome = "failed" if isinstance(event, FailedEvent) else event.reason.value
+        self._metrics.requests.labels(request.model, outcome).inc()
+        self._metrics.request_duration.labels(request.model).observe(now - timeline.submitted)
+        log.info(
+            "request=%s model=%s prompt=%d generated=%d queue_ms=%s ttft_ms=%s total_ms=%s outcome=%s%s",
+            request.id,
+            request.model,
+            len(request.prompt),
+            sequence.generated,
+            _milliseconds(timeline.submitted, timeline.started),
+            _milliseconds(timeline.submitted, timeline.first_token),
+            _milliseconds(timeline.submitted, now),
+            outcome,
+            f" error={str(event.error)!r}" if isinstance(event, FailedEvent) else "",
+        )
+
+    def published(self, snapshot: Snapshot) -> None:
+        """Set the gauges."""
+        for model, state in snapshot.models.items():
+            self._metrics.running.labels(model).set(state.running)
+            self._metrics.waiting.labels(model).set(state.waiting)
+            self._metrics.pages_used.labels(model).set(state.pages_used)
+            self._metrics.pages_total.labels(model).set(state.pages_total)
+
+
+def _milliseconds(start: float, end: float | None) -> str:
+    return "-" if end is None else f"{(end - start) * 1000:.1f}"

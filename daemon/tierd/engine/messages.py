@@ -1,0 +1,61 @@
+"""What may lie in the engine's inbox: commands of other threads, and completions of workers and runners."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from tierd.backends.protocol import Logits
+from tierd.core import Request
+from tierd.engine.catalogue import CatalogueEntry
+from tierd.settings import ModelSettings
+from tierd.slot import Slot, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Serve a request. submitted: when it was asked for, monotonic seconds."""
+
+    request: Request
+    submitted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a request, wherever it is."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Open a model; `loaded` tells how that went."""
+
+    settings: ModelSettings
+    loaded: Future[CatalogueEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End every request and finish. The last command there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDone:
+    """A worker is through with a Load."""
+
+    load: Load
+    result: Slot | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A runner is through with a slot's step. seconds: how long it took."""
+
+    slot: Slot
+    step: Step
+    result: Logits | Exception
+    seconds: float
+
+
+Message = Submit | Cancel | Load | Stop | LoadDone | StepDone

@@ -1,0 +1,138 @@
+"""Whose rows go into a slot's next step, and what the tokens that come out of it mean.
+
+First come, first served: a request is admitted once all the pages it may ever need are reserved, so
+a running stream never runs dry, and one that waits is not overtaken. Every step holds one row for
+each stream that generates and up to `chunk_rows` rows of prompts, oldest stream first: one pass over
+the weights for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
+
+from tierd.core import Batch, Chunk, Event, FinishedEvent, FinishReason, Sequence, TextEvent, Usage
+from tierd.slot import Slot, Step
+
+
+def schedule(slot: Slot) -> Step | None:
+    """Admit who fits, choose rows, take the pages they fill. None when nobody has work.
+
+    The slot must rest: `slot.step` is None.
+    """
+    while can_admit(slot):
+        admit(slot)
+    rows = choose_rows(slot.running, slot.chunk_rows)
+    if not rows:
+        return None
+    return Step(Batch(tuple(_chunk(slot, *row) for row in rows)), tuple(sequence for sequence, _ in rows))
+
+
+def can_admit(slot: Slot) -> bool:
+    """Whether the request that has waited longest can run now. Pure."""
+    return (
+        bool(slot.waiting)
+        and len(slot.running) < slot.settings.streams
+        and slot.pool.can_reserve(slot.pages_needed(slot.waiting[0].request))
+    )
+
+
+def admit(slot: Slot) -> None:
+    """Reserve the pages of the request that has waited longest and let it run."""
+    sequence = slot.waiting.popleft()
+    slot.pool.reserve(slot.pages_needed(sequence.request))
+    slot.running.append(sequence)
+
+
+def choose_rows(running: Iterable[Sequence], chunk_rows: int) -> list[tuple[Sequence, int]]:
+    """Return (sequence, number of rows) for the next step, in the order of `running`. Pure."""
+    rows: list[tuple[Sequence, int]] = []
+    for sequence in running:
+        if sequence.generated:
+            rows.append((sequence, 1))
+        elif chunk_rows:
+            count = min(len(sequence.tokens) - sequence.fed, chunk_rows)
+            chunk_rows -= count
+            rows.append((sequence, count))
+    return rows
+
+
+def commit(slot: Slot, step: Step, tokens: Ordered[int | None]) -> list[tuple[Sequence, Event]]:
+    """Book a finished step; return the events of its sequences, in order.
+
+    tokens: the next token of each sequence of the step, None where its prompt is not fed whole yet.
+    What a sequence that has left meanwhile would have got is thrown away.
+    """
+    events: list[tuple[Sequence, Event]] = []
+    for sequence, chunk, token in zip(step.sequences, step.batch.chunks, tokens, strict=True):
+        if sequence not in slot.running:
+            continue
+        sequence.fed += len(chunk.tokens)
+        if token is None:
+            continue
+        sequence.tokens.append(token)
+        text, reason = _advance(slot, sequence, token)
+        if text:
+            events.append((sequence, TextEvent(text)))
+        if reason is not None:
+            leave(slot, sequence)
+            events.append((sequence, FinishedEvent(reason, usage(sequence))))
+    return events
+
+
+def leave(slot: Slot, sequence: Sequence) -> None:
+    """Take a sequence out of the slot, wherever it is; nothing happens when it is not there.
+
+    Its pages are freed at once, or by `settle` when the executor is at work on them.
+    """
+    if sequence in slot.running:
+        slot.running.remove(sequence)
+        if slot.step is None or sequence not in slot.step.sequences:
+            _free(slot, sequence)
+    elif sequence in slot.waiting:
+        slot.waiting.remove(sequence)
+
+
+def settle(slot: Slot) -> None:
+    """Note that the slot's step is over; free the pages of those who left while it ran."""
+    step, slot.step = slot.step, None
+    for sequence in step.sequences if step else ():
+        if sequence not in slot.running:
+            _free(slot, sequence)
+
+
+def usage(sequence: Sequence) -> Usage:
+    """Count a sequence's tokens. Every sampled token counts, the end-of-generation token too."""
+    return Usage(prompt_tokens=len(sequence.request.prompt), completion_tokens=sequence.generated)
+
+
+def _advance(slot: Slot, sequence: Sequence, token: int) -> tuple[str, FinishReason | None]:
+    """Return the text that became certain with a new token, and why the stream ends, if it does."""
+    request = sequence.request
+    if token in slot.tokenizer.end_ids and not request.ignore_eos:
+        return sequence.text.finish(), FinishReason.STOP
+    text = sequence.text.push(token)
+    if sequence.text.stopped:
+        return text, FinishReason.STOP
+    if sequence.generated == request.max_tokens:
+        return text + sequence.text.finish(), FinishReason.LENGTH
+    return text, None
+
+
+def _chunk(slot: Slot, sequence: Sequence, count: int) -> Chunk:
+    end = sequence.fed + count
+    while len(sequence.pages) * slot.executor.page_positions < end:
+        sequence.pages.append(slot.pool.take())
+    return Chunk(
+        tokens=tuple(sequence.tokens[sequence.fed : end]),
+        start=sequence.fed,
+        pages=tuple(sequence.pages),
+        logit_rows=(count - 1,) if end == len(sequence.tokens) else (),
+    )
+
+
+def _free(slot: Slot, sequence: Sequence) -> None:
+    slot.pool.unreserve(slot.pages_needed(sequence.request) - len(sequence.pages))
+    for page in sequence.pages:
+        slot.pool.release(page)
+    sequence.pages.clear()

@@ -1,0 +1,50 @@
+"""What the engine publishes about its work after each turn; immutable, replaced as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tierd.slot import Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSnapshot:
+    """One model's streams and K/V pages. pages_free + pages_used = pages_total.
+
+    outcome: where the model runs; "cpu".
+    pages_reserved: free pages that are promised to running streams.
+    """
+
+    outcome: str
+    running: int
+    waiting: int
+    pages_total: int
+    pages_free: int
+    pages_used: int
+    pages_reserved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All models that are loaded, by id."""
+
+    models: Mapping[str, ModelSnapshot] = field(default_factory=dict)
+
+
+def observe(slots: Iterable[Slot]) -> Snapshot:
+    """Return how things stand. Called on the engine thread."""
+    return Snapshot(
+        {
+            slot.id: ModelSnapshot(
+                outcome=slot.outcome,
+                running=len(slot.running),
+                waiting=len(slot.waiting),
+                pages_total=slot.pool.total,
+                pages_free=slot.pool.free,
+                pages_used=slot.pool.used,
+                pages_reserved=slot.pool.reserved,
+            )
+            for slot in slots
+        }
+    )

@@ -1,0 +1,89 @@
+"""How many K/V pages a model gets, and how long its streams may therefore be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierd.errors import ModelError, SettingsError
+
+FREE_MEMORY_SHARE = 0.5
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """context: positions of one stream. pages: of the whole pool; at least one stream's context fits."""
+
+    context: int
+    pages: int
+
+
+def pages_for(positions: int, page_positions: int) -> int:
+    """Return how many pages hold that many positions."""
+    return -(-positions // page_positions)
+
+
+def size_cache(
+    *, trained: int, asked: int, streams: int, page_positions: int, page_bytes: int, budget: int
+) -> CacheSize:
+    """Choose a model's context and number of pages. Pure.
+
+    trained: positions the model was trained for. asked: the context setting, 0 for the model's own
+    as far as memory allows. page_bytes: of one page, all layers. budget: bytes for all pages.
+    There are enough pages for `streams` full contexts, or as many as the budget holds.
+    Raises SettingsError when more than the trained context is asked for, ModelError when the
+    budget does not hold one stream.
+    """
+    if asked > trained:
+        raise SettingsError(
+            f"context = {asked} is more than the {trained} positions the model was trained for; lower it"
+        )
+    affordable = budget // page_bytes
+    least = pages_for(asked or 1, page_positions)
+    if affordable < least:
+        raise ModelError(
+            f"one stream of {asked or page_positions} positions needs {_mib(least * page_bytes)} of K/V "
+            f"memory, but only {_mib(budget)} are there for it; lower context or raise kv.memory_mb"
+        )
+    context = asked or min(trained, affordable * page_positions)
+    return CacheSize(
+        context=context, pages=min(streams * pages_for(context, page_positions), affordable)
+    )
+
+
+def memory_budget(memory_mb: int, models: int) -> int:
+    """Return the bytes of K/V memory for one of `models` models that share alike.
+
+    memory_mb: for all of them, in MiB; 0: half of the memory that is free now.
+    """
+    total = memory_mb * _MIB if memory_mb else int(available_memory() * FREE_MEMORY_SHARE)
+    return total // models
+
+
+def available_memory() -> int:
+    """Return the bytes this process could still use: what the machine has left, and its cgroup allows.
+
+    From MemAvailable of proc(5) and memory.max, memory.current and inactive_file of cgroup v2; the
+    page cache counts as free.
+    """
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    machine = int(fields["MemAvailable"].split()[0]) * 1024
+    groups = [line[4:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
+    return min([machine, *(_cgroup_memory(Path("/sys/fs/cgroup") / group, machine) for group in groups)])
+
+
+def _cgroup_memory(group: Path, unlimited: int) -> int:
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        current = int((group / "memory.current").read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except OSError:  # the root group has none of these files
+        return unlimited
+    if limit == "max":
+        return unlimited
+    return max(0, int(limit) - current + int(statistics["inactive_file"]))
+
+
+def _mib(count: int) -> str:
+    return f"{count / _MIB:,.1f} MiB"

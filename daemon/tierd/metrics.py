@@ -1,0 +1,63 @@
+"""Every metric tierd exports, declared once. Labels are bounded: configured model ids and fixed words."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+SECONDS = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0,
+)  # fmt: skip
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+MODEL = ("model",)
+
+
+class Metrics:
+    """One registry and its metrics; the engine thread feeds them. outcome: a FinishReason, or "failed"."""
+
+    def __init__(self, version: str) -> None:
+        registry = self.registry = CollectorRegistry()
+        Info("tierd_build", "The running tierd.", registry=registry).info({"version": version})
+        self.requests = Counter(
+            "tierd_requests", "Requests that ended.", (*MODEL, "outcome"), registry=registry
+        )
+        self.prompt_tokens = Counter(
+            "tierd_prompt_tokens", "Prompt tokens fed to the model.", MODEL, registry=registry
+        )
+        self.generated_tokens = Counter(
+            "tierd_generated_tokens", "Tokens sampled, those that end a text too.", MODEL, registry=registry
+        )
+        self.time_to_first_token = Histogram(
+            "tierd_time_to_first_token_seconds",
+            "From a request's submission to its first token.",
+            MODEL,
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.inter_token = Histogram(
+            "tierd_inter_token_seconds",
+            "Between two tokens of one request.",
+            MODEL,
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.request_duration = Histogram(
+            "tierd_request_duration_seconds",
+            "From a request's submission to its end.",
+            MODEL,
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.step_duration = Histogram(
+            "tierd_step_duration_seconds",
+            "One pass over a model's weights.",
+            MODEL,
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.step_rows = Histogram(
+            "tierd_step_rows", "Token rows of one pass.", MODEL, buckets=ROWS, registry=registry
+        )
+        self.running = Gauge("tierd_requests_running", "Requests being served.", MODEL, registry=registry)
+        self.waiting = Gauge("tierd_requests_waiting", "Requests in the queue.", MODEL, registry=registry)
+        self.pages_used = Gauge("tierd_kv_pages_used", "K/V pages in use.", MODEL, registry=registry)
+        self.pages_total = Gauge("tierd_kv_pages", "K/V pages there are.", MODEL, registry=registry)

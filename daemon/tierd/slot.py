@@ -1,0 +1,143 @@
+"""A model's seat: all that serving it takes. Opened as a whole, then owned by the engine thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from tierd.backends.protocol import Backend, Executor
+from tierd.chat.renderer import Renderer, build_renderer
+from tierd.chat.tokenizer import Tokenizer, build_tokenizer
+from tierd.core import Batch, Request, Sequence
+from tierd.errors import ModelError, SettingsError
+from tierd.kv.pool import PagePool
+from tierd.kv.sizing import memory_budget, pages_for, size_cache
+from tierd.models.families import build_plan
+from tierd.models.formats import KV_CODECS
+from tierd.models.gguf import GGUFFile
+from tierd.models.plan import Plan
+from tierd.settings import LimitsSettings, ModelSettings, Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A batch and whose rows it holds: chunk i belongs to sequence i."""
+
+    batch: Batch
+    sequences: tuple[Sequence, ...]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Slot:
+    """A loaded model and its streams.
+
+    file: None when the executor needs none.
+    context: positions of one stream; the pool holds at least one stream of it.
+    waiting: not admitted yet, in order of arrival. running: admitted, in order of admission.
+    step: what the executor is working on; None while it rests. Pages of a sequence of the step stay
+    its own until the step is done, even when the sequence has left.
+    outcome: where the model runs.
+    """
+
+    settings: ModelSettings
+    limits: LimitsSettings
+    plan: Plan
+    file: GGUFFile | None
+    tokenizer: Tokenizer
+    renderer: Renderer | None
+    executor: Executor
+    context: int
+    chunk_rows: int
+    created: int = field(default_factory=lambda: int(time.time()))
+    outcome: str = "cpu"
+    pool: PagePool = field(init=False)
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    step: Step | None = None
+
+    def __post_init__(self) -> None:
+        self.pool = PagePool(self.executor.pages)
+
+    @property
+    def id(self) -> str:
+        """The model's name."""
+        return self.settings.id
+
+    def pages_needed(self, request: Request) -> int:
+        """Return how many pages a request may ever fill: the last token it asks for is never fed."""
+        return pages_for(len(request.prompt) + request.max_tokens - 1, self.executor.page_positions)
+
+    def close(self) -> None:
+        """Free weights, pages and file. No step may be running."""
+        self.executor.close()
+        if self.file is not None:
+            self.file.close()
+
+
+def open_slot(model: ModelSettings, settings: Settings, backend: Backend) -> Slot:
+    """Open a model file and build all that serving it takes. Takes seconds; touches nothing shared.
+
+    Raises ModelError and SettingsError, which name the model.
+    """
+    started = time.monotonic()
+    try:
+        with ExitStack() as undo:
+            file = undo.enter_context(GGUFFile.open(model.path))
+            slot = _build(model, settings, backend, file)
+            undo.pop_all()
+    except (ModelError, SettingsError) as error:
+        raise type(error)(f"{model.id}: {error}") from error
+    log.info(
+        "model=%s architecture=%s device=%s opened in %.2f s",
+        model.id, slot.plan.architecture, slot.executor.name, time.monotonic() - started,
+    )  # fmt: skip
+    return slot
+
+
+def _build(model: ModelSettings, settings: Settings, backend: Backend, file: GGUFFile) -> Slot:
+    plan = build_plan(file)
+    tokenizer = build_tokenizer(file)
+    renderer = build_renderer(file, tokenizer, _template(model))
+    codec = KV_CODECS[model.kv_dtype]
+    page_bytes = backend.page_bytes(plan, codec)
+    size = size_cache(
+        trained=plan.context,
+        asked=model.context,
+        streams=model.streams,
+        page_positions=backend.page_positions,
+        page_bytes=page_bytes,
+        budget=memory_budget(settings.kv.memory_mb, max(1, len(settings.models))),
+    )
+    log.info(
+        "model=%s context=%d of the model's %d%s, kv=%s, %d pages of %d positions, %.1f MiB, for %d streams",
+        model.id, size.context, plan.context,
+        "" if model.context or size.context == plan.context else " (K/V memory allows no more)",
+        codec.name, size.pages, backend.page_positions, size.pages * page_bytes / (1 << 20), model.streams,
+    )  # fmt: skip
+    return Slot(
+        settings=model,
+        limits=settings.limits,
+        plan=plan,
+        file=file,
+        tokenizer=tokenizer,
+        renderer=renderer,
+        executor=backend.compile(
+            plan, file, codec=codec, pages=size.pages, max_rows=settings.engine.chunk_rows + model.streams
+        ),
+        context=size.context,
+        chunk_rows=settings.engine.chunk_rows,
+    )
+
+
+def _template(model: ModelSettings) -> str | None:
+    if model.chat_template is None:
+        return None
+    try:
+        return model.chat_template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read chat_template {model.chat_template}: {error}") from error
