@@ -15,9 +15,8 @@ from tierd.core import Batch, Request, Sequence
 from tierd.errors import ModelError, SettingsError
 from tierd.kv.pool import PagePool
 from tierd.kv.sizing import memory_budget, pages_for, size_cache
-from tierd.models.families import build_plan
+from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
-from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan
 from tierd.settings import LimitsSettings, ModelSettings, Settings
 

@@ -69,8 +69,9 @@ def available_memory() -> int:
     """
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     machine = int(fields["MemAvailable"].split()[0]) * 1024
-    groups = [line[4:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
-    return min([machine, *(_cgroup_memory(Path("/sys/fs/cgroup") / group, machine) for group in groups)])
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    groups = [Path("/sys/fs/cgroup") / line[4:] for line in lines if line.startswith("0::/")]
+    return min([machine, *(_cgroup_memory(group, machine) for group in groups)])
 
 
 def _cgroup_memory(group: Path, unlimited: int) -> int:

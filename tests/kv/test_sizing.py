@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierd.errors import ModelError, SettingsError
+from tierd.kv.sizing import available_memory, memory_budget, pages_for, size_cache
+
+MODEL = {"trained": 1000, "streams": 4, "page_positions": 64, "page_bytes": 1024}
+
+
+def test_pages_are_rounded_up() -> None:
+    assert [pages_for(positions, 64) for positions in (0, 1, 64, 65)] == [0, 1, 1, 2]
+
+
+def test_with_enough_memory_every_stream_has_the_trained_context() -> None:
+    size = size_cache(**MODEL, asked=0, budget=1 << 30)
+    assert (size.context, size.pages) == (1000, 4 * 16)
+
+
+def test_memory_bounds_the_pages_first_and_then_the_context() -> None:
+    size = size_cache(**MODEL, asked=0, budget=20 * 1024)
+    assert (size.context, size.pages) == (1000, 20)
+    size = size_cache(**MODEL, asked=0, budget=10 * 1024 + 1023)
+    assert (size.context, size.pages) == (640, 10)
+
+
+def test_a_context_that_was_asked_for_is_kept_or_refused() -> None:
+    assert size_cache(**MODEL, asked=100, budget=1 << 30).pages == 8
+    assert size_cache(**MODEL, asked=640, budget=10 * 1024).context == 640
+    with pytest.raises(ModelError, match=r"641 positions needs 0\.0 MiB"):
+        size_cache(**MODEL, asked=641, budget=10 * 1024)
+    with pytest.raises(SettingsError, match="context = 1001 is more than the 1000 positions"):
+        size_cache(**MODEL, asked=1001, budget=1 << 30)
+
+
+def test_memory_for_less_than_a_page_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"one stream of 64 positions .* raise kv\.memory_mb"):
+        size_cache(**MODEL, asked=0, budget=1023)
+
+
+@given(
+    trained=st.integers(1, 5000),
+    asked=st.integers(0, 5000),
+    streams=st.integers(1, 9),
+    page_positions=st.integers(1, 70),
+    budget=st.integers(0, 500),
+)
+def test_one_stream_always_fits(
+    trained: int, asked: int, streams: int, page_positions: int, budget: int
+) -> None:
+    try:
+        size = size_cache(
+            trained=trained,
+            asked=asked,
+            streams=streams,
+            page_positions=page_positions,
+            page_bytes=3,
+            budget=3 * budget,
+        )
+    except (ModelError, SettingsError):
+        assert asked > trained or pages_for(asked or 1, page_positions) > budget
+    else:
+        assert 1 <= size.context <= trained
+        assert pages_for(size.context, page_positions) <= size.pages <= budget
+
+
+def test_models_share_the_memory_alike() -> None:
+    assert memory_budget(300, 3) == 100 << 20
+    half = memory_budget(0, 1)
+    assert 0 < half < available_memory()
