@@ -1,0 +1,103 @@
+"""`tierd models`: what the configured files are, and whether they can be served."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tierd.chat.renderer import build_renderer
+from tierd.chat.tokenizer import build_tokenizer
+from tierd.errors import ModelError
+from tierd.models.families import build_plan
+from tierd.models.gguf import GGUFFile
+from tierd.settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReport:
+    """One model file. What could not be read is None.
+
+    size: bytes of the file. weights: format name -> its share of the weights' bytes, largest first.
+    context: positions it was trained for. problem: why it cannot be served; None when it can.
+    """
+
+    id: str
+    path: str
+    default: bool
+    architecture: str | None = None
+    size: int | None = None
+    weights: Mapping[str, float] | None = None
+    context: int | None = None
+    chat: bool | None = None
+    problem: str | None = None
+
+
+def describe(model: ModelSettings) -> ModelReport:
+    """Open a model's file and see whether a plan and a tokenizer can be made of it."""
+    report = ModelReport(id=model.id, path=str(model.path), default=model.default)
+    try:
+        with GGUFFile.open(model.path) as file:
+            architecture = file.text("general.architecture")
+            report = dataclasses.replace(
+                report,
+                architecture=architecture,
+                size=model.path.stat().st_size,
+                weights=_weight_shares(file),
+                context=file.integer(f"{architecture}.context_length"),
+            )
+            build_plan(file)
+            renderer = build_renderer(file, build_tokenizer(file))
+            return dataclasses.replace(report, chat=renderer is not None or model.chat_template is not None)
+    except (ModelError, OSError) as error:
+        return dataclasses.replace(report, problem=str(error))
+
+
+def _weight_shares(file: GGUFFile) -> dict[str, float]:
+    counts: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        counts[tensor.format.name] += tensor.nbytes
+    return {name: round(count / counts.total(), 4) for name, count in counts.most_common()}
+
+
+def print_json(reports: Sequence[ModelReport]) -> None:
+    """Print the reports as a JSON array."""
+    click.echo(json.dumps([dataclasses.asdict(report) for report in reports], indent=2))
+
+
+def print_table(reports: Sequence[ModelReport]) -> None:
+    """Print the reports as a table; what cannot be served is explained below it."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("model", "architecture", "size", "weights", "context", "serves"):
+        table.add_column(heading, justify="right" if heading in ("size", "context") else "left")
+    for report in reports:
+        table.add_row(
+            escape(report.id) + (" (default)" if report.default else ""),
+            escape(report.architecture or "?"),
+            "?" if report.size is None else f"{report.size / 1e6:,.0f} MB",
+            "?" if report.weights is None else _mix(report.weights),
+            "?" if report.context is None else f"{report.context:,}",
+            _serves(report),
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    for report in reports:
+        if report.problem is not None:
+            console.print(f"\n{report.id}: {report.problem}", style="red", markup=False, soft_wrap=True)
+
+
+def _mix(weights: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.0%}" for name, share in weights.items() if share >= 0.005)
+
+
+def _serves(report: ModelReport) -> str:
+    if report.problem is not None:
+        return "[red]no[/red]"
+    return "chat, completions" if report.chat else "completions"
