@@ -1,0 +1,1 @@
+"""Text becomes token ids and back: tokenizers, chat templates, stop strings."""
