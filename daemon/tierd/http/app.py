@@ -1,0 +1,51 @@
+"""The public application: routes, and what stands around them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from tierd.engine import Engine
+from tierd.http.encoder import Encoder
+from tierd.http.errors import ErrorBoundary, route_error
+from tierd.http.fingerprint import system_fingerprint
+from tierd.http.health import HealthRoutes
+from tierd.http.mailboxes import Mailboxes
+from tierd.http.openai import OpenAIRoutes
+from tierd.http.text import TextRoutes
+from tierd.metrics import Metrics
+from tierd.settings import Settings
+
+
+def create_app(engine: Engine, mailboxes: Mailboxes, metrics: Metrics, settings: Settings) -> Starlette:
+    """Return the application. mailboxes: those that the engine delivers to.
+
+    The engine must be stopped before the loop that serves the application closes.
+    """
+    encoder = Encoder()
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        mailboxes.bind(asyncio.get_running_loop())
+        yield
+        mailboxes.bind(None)
+        encoder.close()
+
+    fingerprints = {model.id: system_fingerprint(model) for model in settings.models}
+    app = Starlette(
+        routes=[
+            *OpenAIRoutes(engine, mailboxes, encoder, fingerprints).routes(),
+            *TextRoutes(engine, encoder).routes(),
+            *HealthRoutes(engine, metrics).routes(),
+        ],
+        middleware=[Middleware(ErrorBoundary)],
+        exception_handlers={HTTPException: route_error},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app

@@ -1,0 +1,64 @@
+"""Reading a request's JSON body: bounded, decoded into a Struct, every fault named.
+
+A fault of shape is reported with the path of the field, as OpenAI writes it: `messages[0].role`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from tierd.errors import InvalidRequestError
+from tierd.http.errors import BodyTooLargeError
+
+MAX_BODY_BYTES = 16 << 20
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+# msgspec ends a ValidationError's message with " - at `$.messages[0].role`".
+_FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
+
+
+async def read_body(request: Request, decoder: msgspec.json.Decoder[_Struct]) -> _Struct:
+    """Read and decode the body. Raises InvalidRequestError, BodyTooLargeError, ClientDisconnect."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise _too_large()
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise _too_large()
+    return decode(body, decoder)
+
+
+def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[_Struct]) -> _Struct:
+    """Decode JSON into the decoder's Struct. Raises InvalidRequestError, which names the field."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _shape_fault(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequestError("the body is nested too deeply") from error
+
+
+def _too_large() -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body is larger than {MAX_BODY_BYTES} bytes")
+
+
+def _shape_fault(message: str) -> InvalidRequestError:
+    fault = _FAULT.fullmatch(message)
+    assert fault is not None
+    what, path = fault["what"], fault["path"] or ""
+    missing = _MISSING.fullmatch(what)
+    if missing is not None:
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        return InvalidRequestError(f"{path} is missing", param=path)
+    what = what[:1].lower() + what[1:]
+    return InvalidRequestError(f"{path}: {what}" if path else f"the body: {what}", param=path or None)

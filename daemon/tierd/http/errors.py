@@ -1,0 +1,164 @@
+"""The one place where exceptions become answers, in OpenAI's shape.
+
+    {"error": {"message": …, "type": …, "param": …, "code": …}}
+
+What the client gets depends on how far the response has come:
+
+    not begun                 a response with the error's status
+    an event stream has begun a frame `data: {"error": …}`, then `data: [DONE]`
+    anything else has begun   the connection is closed; the length cannot be honoured
+
+The openai clients raise APIError on a frame that carries "error", and never read on; the [DONE] is
+for clients that wait for one.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tierd.errors import ModelNotFoundError, RequestError, TierdError, UnavailableError
+
+logger = logging.getLogger("tierd.http")
+
+RETRY_AFTER_S = 5
+CLIENT_CLOSED_REQUEST = 499
+
+
+class BodyTooLargeError(RequestError):
+    """The request's body is larger than tierd reads."""
+
+    code = "request_too_large"
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What an error response carries, and the last frame but one of a stream that failed."""
+
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An error as HTTP sees it. `body` is JSON."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def response(self) -> Response:
+        """Return the answer for a response that has not begun."""
+        return Response(self.body, self.status, self.headers, media_type="application/json")
+
+    def frames(self) -> bytes:
+        """Return the answer for an event stream that has begun."""
+        return b"data: " + self.body + b"\n\ndata: [DONE]\n\n"
+
+
+def describe(error: Exception) -> Answer:
+    """Turn an exception into an answer. What is not an error of ours says nothing about itself."""
+    if isinstance(error, RequestError):
+        return _request_error(error)
+    if isinstance(error, TierdError):
+        return _answer(500, str(error), "server_error")
+    return _answer(500, "tierd failed at this request; its log says why", "server_error")
+
+
+def _request_error(error: RequestError) -> Answer:
+    status, kind, headers = 400, "invalid_request_error", {}
+    if isinstance(error, ModelNotFoundError):
+        status = 404
+    elif isinstance(error, BodyTooLargeError):
+        status = 413
+    elif isinstance(error, UnavailableError):
+        status, kind, headers = 503, "server_error", {"retry-after": str(RETRY_AFTER_S)}
+    return _answer(status, str(error), kind, error.param, error.code, headers)
+
+
+def _answer(
+    status: int,
+    message: str,
+    kind: str,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    body = ErrorBody(ErrorDetail(message, kind, param, code))
+    return Answer(status, msgspec.json.encode(body), headers or {})
+
+
+async def route_error(request: Request, error: Exception) -> Response:
+    """Answer the router's own errors: no such path, or no such method on it."""
+    assert isinstance(error, HTTPException)
+    path = request.scope["path"]
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message, code = f"{path} does not take {request.method}; it takes {allowed}", "method_not_allowed"
+    else:
+        message, code = f"{request.method} {path}: there is nothing here", "not_found"
+    headers = error.headers or {}
+    return _answer(error.status_code, message, "invalid_request_error", None, code, headers).response()
+
+
+class ErrorBoundary:
+    """Names every request, and answers what is raised while it is served.
+
+    The name is in `scope["state"]["request_id"]` (32 hexadecimal digits) and in the response's
+    `x-request-id`; the log uses it too.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Only a response that can no longer be saved raises."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        begun: Message | None = None
+
+        async def named_send(message: Message) -> None:
+            nonlocal begun
+            if begun is None:
+                begun = message
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, named_send)
+        except ClientDisconnect:
+            if begun is None:
+                await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, named_send)
+        except Exception as error:
+            if not isinstance(error, RequestError):
+                where = f"{scope['method']} {scope['path']} ({request_id})"
+                logger.error("%s: %s", where, error, exc_info=not isinstance(error, TierdError))
+            answer = describe(error)
+            if begun is None:
+                await answer.response()(scope, receive, named_send)
+            elif _is_event_stream(begun):
+                await send({"type": "http.response.body", "body": answer.frames()})
+            else:
+                raise
+
+
+def _is_event_stream(start: Message) -> bool:
+    return any(name == b"content-type" and b"event-stream" in value for name, value in start["headers"])

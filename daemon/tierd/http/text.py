@@ -1,0 +1,66 @@
+"""Routes that only turn text into tokens or prompts and back, in the shapes of llama.cpp's server."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tierd.engine import Engine
+from tierd.http.body import read_body
+from tierd.http.encoder import Encoder
+from tierd.http.prompts import chat_prompt
+from tierd.http.requests import ChatBody, DetokenizeBody, TokenizeBody
+from tierd.http.responses import Content, Prompt, Tokens, json_response
+from tierd.http.translate import check_ids
+from tierd.http.unsupported import refuse_unsupported
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+_chat_decoder = msgspec.json.Decoder(ChatBody)
+
+
+class TextRoutes:
+    """Endpoints that need a model's tokenizer and template, but not the engine."""
+
+    def __init__(self, engine: Engine, encoder: Encoder) -> None:
+        self._engine = engine
+        self._encoder = encoder
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/apply-template", self.apply_template, methods=["POST"]),
+        ]
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the ids of a text."""
+        body = await read_body(request, _tokenize_decoder)
+        refuse_unsupported(body)
+        tokenizer = self._engine.catalogue.resolve(body.model).tokenizer
+        ids = await self._encoder.run(
+            len(body.content),
+            lambda: tokenizer.encode(
+                body.content, add_special=body.add_special, parse_special=body.parse_special
+            ),
+        )
+        return json_response(Tokens(ids))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of ids."""
+        body = await read_body(request, _detokenize_decoder)
+        tokenizer = self._engine.catalogue.resolve(body.model).tokenizer
+        check_ids(body.tokens, tokenizer.vocabulary, "tokens")
+        return json_response(
+            Content(await self._encoder.run(len(body.tokens), lambda: tokenizer.decode(body.tokens)))
+        )
+
+    async def apply_template(self, request: Request) -> Response:
+        """Return the prompt of a conversation."""
+        body = await read_body(request, _chat_decoder)
+        refuse_unsupported(body)
+        entry = self._engine.catalogue.resolve(body.model)
+        return json_response(Prompt(await chat_prompt(self._encoder, entry, body)))

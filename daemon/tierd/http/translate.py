@@ -1,0 +1,170 @@
+"""From a request body to the engine's nouns. Pure; every error names the field at fault."""
+
+from __future__ import annotations
+
+import secrets
+
+from tierd.core import SamplingParams
+from tierd.engine import CatalogueEntry
+from tierd.errors import ContextLengthExceededError, InvalidRequestError
+from tierd.http.requests import ChatBody, CompletionBody, Generation, Message
+from tierd.http.unsupported import refuse_unsupported
+
+MAX_STOPS = 16
+SEED_BITS = 64
+
+# OpenAI treats a developer's message as a system message where a model knows only the latter.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+def sampling(body: Generation, defaults: SamplingParams) -> SamplingParams:
+    """Return how to sample; `defaults` are the model's, for what the request leaves open.
+
+    A signed seed is taken modulo 2**64; without one the answer differs from call to call.
+    """
+    return SamplingParams(
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
+        seed=_seed(body.seed),
+    )
+
+
+def _seed(seed: int | None) -> int:
+    if seed is None:
+        return secrets.randbits(SEED_BITS)
+    if not -(1 << SEED_BITS - 1) <= seed < 1 << SEED_BITS - 1:
+        raise InvalidRequestError("seed: must be a signed 64-bit integer", param="seed")
+    return seed % (1 << SEED_BITS)
+
+
+def stops(body: Generation) -> tuple[str, ...]:
+    """Return the stop strings."""
+    if body.stop is None:
+        return ()
+    if body.stop == "":
+        raise InvalidRequestError("stop: must not be empty; leave it out for none", param="stop")
+    if isinstance(body.stop, str):
+        return (body.stop,)
+    if len(body.stop) > MAX_STOPS:
+        raise InvalidRequestError(f"stop: {len(body.stop)} strings; at most {MAX_STOPS}", param="stop")
+    for i, text in enumerate(body.stop):
+        if not text:
+            raise InvalidRequestError(f"stop[{i}]: must not be empty", param=f"stop[{i}]")
+    return tuple(body.stop)
+
+
+def include_usage(body: Generation) -> bool:
+    """Return whether a stream ends with token counts."""
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise InvalidRequestError(
+            "stream_options: only for a stream; send stream true or leave it out", param="stream_options"
+        )
+    return bool(body.stream_options.include_usage)
+
+
+def asked_tokens(body: ChatBody | CompletionBody) -> tuple[int | None, str]:
+    """Return how many tokens the answer may have, None for what the context leaves, and the field."""
+    if isinstance(body, CompletionBody) or body.max_completion_tokens is None:
+        return body.max_tokens, "max_tokens"
+    if body.max_tokens not in (None, body.max_completion_tokens):
+        raise InvalidRequestError(
+            "max_tokens: differs from max_completion_tokens, its newer name; send one", param="max_tokens"
+        )
+    return body.max_completion_tokens, "max_completion_tokens"
+
+
+def budget(entry: CatalogueEntry, prompt: int, asked: tuple[int | None, str], field: str) -> int:
+    """Return how many tokens the answer may have, so that nothing is ever cut in silence.
+
+    prompt: tokens of the prompt, which came in `field`. asked: as `asked_tokens` returns it.
+    Raises ContextLengthExceededError with both numbers, and InvalidRequestError.
+    """
+    if prompt == 0:
+        raise InvalidRequestError(f"{field}: empty; a model needs something to go on from", param=field)
+    if prompt > entry.max_prompt_tokens:
+        raise ContextLengthExceededError(
+            f"{field}: {prompt} tokens; this server takes prompts of at most {entry.max_prompt_tokens}",
+            param=field,
+        )
+    tokens, name = asked
+    if tokens is not None and tokens > entry.max_output_tokens:
+        raise InvalidRequestError(
+            f"{name}: {tokens}; this server gives at most {entry.max_output_tokens}", param=name
+        )
+    wanted = 1 if tokens is None else tokens
+    if prompt + wanted > entry.context:
+        raise ContextLengthExceededError(
+            f"the context of {entry.id!r} is {entry.context} tokens, but this request needs "
+            f"{prompt + wanted}: {prompt} of the prompt and {wanted} for the answer; "
+            f"shorten the prompt or lower {name}",
+            param=field,
+        )
+    return min(entry.context - prompt, entry.max_output_tokens) if tokens is None else tokens
+
+
+def messages(body: ChatBody) -> list[dict[str, object]]:
+    """Return a conversation as templates expect it: role, content (text) and name, where there is one."""
+    if not body.messages:
+        raise InvalidRequestError("messages: empty; send at least one", param="messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
+
+
+def _message(message: Message, where: str) -> dict[str, object]:
+    refuse_unsupported(message, where + ".")
+    if message.role not in ROLES:
+        raise InvalidRequestError(
+            f"{where}.role: no such role, {message.role!r}; use {', '.join(ROLES)}", param=f"{where}.role"
+        )
+    plain: dict[str, object] = {"role": ROLES[message.role], "content": _content(message, where)}
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain
+
+
+def _content(message: Message, where: str) -> str:
+    """Return a message's text. Parts are joined by line breaks, as llama.cpp and vLLM join them."""
+    where += ".content"
+    if message.content is None:
+        raise InvalidRequestError(f"{where} is missing", param=where)
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for i, part in enumerate(message.content):
+        if part.type != "text":
+            raise InvalidRequestError(
+                f"{where}[{i}].type: {part.type!r} is not supported; send text", param=f"{where}[{i}].type"
+            )
+        if part.text is None:
+            raise InvalidRequestError(f"{where}[{i}].text is missing", param=f"{where}[{i}].text")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def one_prompt(body: CompletionBody) -> tuple[str | list[int], str]:
+    """Return the prompt, as text or as token ids, and its path. A list may hold one prompt."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return prompt, "prompt"
+    if len(prompt) == 1 and not isinstance(prompt[0], int):
+        return prompt[0], "prompt[0]"
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) != len(prompt):
+        raise InvalidRequestError(
+            "prompt: several prompts in one request are not supported; send one request for each",
+            param="prompt",
+        )
+    return ids, "prompt"
+
+
+def check_ids(ids: list[int], vocabulary: int, field: str) -> None:
+    """Raise InvalidRequestError for the first id that is not a token of the model."""
+    for i, token in enumerate(ids):
+        if not 0 <= token < vocabulary:
+            raise InvalidRequestError(
+                f"{field}[{i}]: {token} is not a token; this model's run from 0 to {vocabulary - 1}",
+                param=f"{field}[{i}]",
+            )

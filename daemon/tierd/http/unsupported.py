@@ -1,0 +1,46 @@
+"""Fields that would change an answer and that tierd does not have.
+
+The shapes in `requests` list them, each with the values that mean "off" and pass. Any other value is
+refused by name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import get_type_hints
+
+import msgspec
+
+from tierd.errors import InvalidRequestError
+
+
+def off(*values: object) -> msgspec.Meta:
+    """Mark a field of a Struct as unsupported, but for null and the values that mean off."""
+    # Kept as JSON: `typing` shares annotations that are equal, and True equals 1.
+    return msgspec.Meta(extra={"off": tuple(msgspec.json.encode(value).decode() for value in values)})
+
+
+def refuse_unsupported(body: msgspec.Struct, where: str = "") -> None:
+    """Raise InvalidRequestError for the first marked field that is set. where: prefix of its path."""
+    for name, values in _off_values(type(body)).items():
+        value = getattr(body, name)
+        if value is not None and not any(_same(value, other) for other in values.values()):
+            hint = f"leave it out or send {' or '.join(values)}" if values else "leave it out"
+            raise InvalidRequestError(f"{where}{name}: not supported; {hint}", param=where + name)
+
+
+def _same(value: object, other: object) -> bool:
+    """Compare as JSON does: 0 equals 0.0, and neither is false."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+@functools.cache
+def _off_values(kind: type[msgspec.Struct]) -> Mapping[str, Mapping[str, object]]:
+    """Return the marked fields of a Struct, each with its off values by their JSON."""
+    return {
+        name: {text: msgspec.json.decode(text) for text in mark.extra["off"]}
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for mark in getattr(hint, "__metadata__", ())
+        if isinstance(mark, msgspec.Meta) and mark.extra is not None and "off" in mark.extra
+    }
