@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from tierd.chat.renderer import Renderer
 from tierd.chat.tokenizer import Tokenizer
@@ -37,13 +37,21 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Models by id, in the order in which they became ready. False when none is."""
+    """Models by id, sorted. False when none is ready."""
 
     entries: Mapping[str, CatalogueEntry] = field(default_factory=dict)
     loading: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.entries)
+
+    def with_loading(self, loading: Iterable[str]) -> Catalogue:
+        """Return a catalogue that names these models as on their way."""
+        return replace(self, loading=tuple(sorted(loading)))
+
+    def with_entry(self, entry: CatalogueEntry) -> Catalogue:
+        """Return a catalogue that lists one more model."""
+        return replace(self, entries=dict(sorted({**self.entries, entry.id: entry}.items())))
 
     def resolve(self, name: str | None = None) -> CatalogueEntry:
         """Return the model called `name`; None: the default one.

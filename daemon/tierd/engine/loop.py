@@ -27,6 +27,7 @@ from tierd.errors import (
     ExecutorError,
     InvalidRequestError,
     ModelError,
+    RequestError,
     SettingsError,
     TierdError,
     UnavailableError,
@@ -54,7 +55,7 @@ class Loop:
         self._open_slot = open_slot
         self._ledger = Ledger(metrics)
         self._loads: dict[str, Load] = {}  # by model, until they are done
-        self._slots: dict[str, Slot] = {}  # by model
+        self._slots: dict[str, Slot] = {}  # by model; whose step was done longest ago comes first
         self._runners: dict[str, Runner] = {}  # by device
         self._live: dict[str, tuple[Slot, Sequence]] = {}  # by request, until its terminal event
         self._events: list[tuple[str, Event]] = []  # of this turn
@@ -100,29 +101,33 @@ class Loop:
             case Cancel(request_id):
                 self._cancel(request_id)
             case StepDone(slot, step, result, seconds):
+                self._slots[slot.id] = self._slots.pop(slot.id)
                 settle(slot)
                 self._complete(slot, step, result, seconds)
             case Load():
                 self._load(message)
             case LoadDone(load, result):
                 del self._loads[load.settings.id]
+                self.catalogue = self.catalogue.with_loading(self._loads)
                 self._loaded(load, result)
             case Stop():
                 self._stop()
 
     def _submit(self, request: Request, submitted: float) -> None:
-        slot = self._slots.get(request.model)
-        if slot is None:
-            self._emit(request.id, FailedEvent(self.catalogue.missing(request.model)))
+        try:
+            slot = self._slots.get(request.model)
+            if slot is None:
+                raise self.catalogue.missing(request.model)
+            _check(request, slot)
+            text = text_stream(slot.tokenizer, request.stop)
+        except RequestError as error:
+            log.info("request=%s model=%s refused: %s", request.id, request.model, error)
+            self._emit(request.id, FailedEvent(error))
             return
-        sequence = Sequence(request, text_stream(slot.tokenizer, request.stop), list(request.prompt))
+        sequence = Sequence(request, text, list(request.prompt))
         self._live[request.id] = (slot, sequence)
         self._ledger.opened(sequence, submitted)
-        error = _fault(request, slot)
-        if error is None:
-            slot.waiting.append(sequence)
-        else:
-            self._end(slot, sequence, FailedEvent(error))
+        slot.waiting.append(sequence)
 
     def _cancel(self, request_id: str) -> None:
         if request_id in self._live:
@@ -153,7 +158,7 @@ class Loop:
             load.loaded.set_exception(SettingsError(f"{model}: a model of that name is there already"))
             return
         self._loads[model] = load
-        self._publish_catalogue()
+        self.catalogue = self.catalogue.with_loading(self._loads)
         # A daemon: opening a file from a hung disk must not keep the process from ending.
         threading.Thread(target=self._open, args=(load,), name=f"tierd-load-{model}", daemon=True).start()
 
@@ -178,11 +183,10 @@ class Loop:
             device = result.executor.name
             if device not in self._runners:
                 self._runners[device] = Runner(device, self._inbox)
-            self._publish_catalogue()
-            load.loaded.set_result(self.catalogue.entries[result.id])
+            entry = describe(result)
+            self.catalogue = self.catalogue.with_entry(entry)
+            load.loaded.set_result(entry)
         else:
-            if not self._stopping:
-                self._publish_catalogue()
             load.loaded.set_exception(result)
 
     def _stop(self) -> None:
@@ -198,14 +202,8 @@ class Loop:
             self._ledger.closed(sequence, event)
             self._emit(sequence.request.id, event)
 
-
     def _emit(self, request_id: str, event: Event) -> None:
         self._events.append((request_id, event))
-
-    def _publish_catalogue(self) -> None:
-        self.catalogue = Catalogue(
-            {model: describe(slot) for model, slot in self._slots.items()}, tuple(self._loads)
-        )
 
     def _publish(self) -> None:
         self.snapshot = observe(self._slots.values())
@@ -221,17 +219,16 @@ class Loop:
                 log.exception("%d events could not be delivered", len(events))
 
 
-def _fault(request: Request, slot: Slot) -> TierdError | None:
-    """Return why a request would block the queue or fail a whole batch, if it would."""
+def _check(request: Request, slot: Slot) -> None:
+    """Raise RequestError for what would block the queue for good, or fail a batch that others share."""
     if not request.prompt or request.max_tokens < 1:
-        return InvalidRequestError("a request needs at least one prompt token and one token of output")
+        raise InvalidRequestError("a request needs at least one prompt token and one token of output")
     if max(request.prompt) >= slot.executor.vocabulary or min(request.prompt) < 0:
-        return InvalidRequestError(
+        raise InvalidRequestError(
             f"the prompt holds a token id outside 0 to {slot.executor.vocabulary - 1}", param="prompt"
         )
     if len(request.prompt) + request.max_tokens > slot.context:
-        return ContextLengthExceededError(
+        raise ContextLengthExceededError(
             f"{len(request.prompt)} prompt tokens and {request.max_tokens} tokens of output do not fit "
             f"the model's context of {slot.context}; shorten the prompt or lower max_tokens"
         )
-    return None

@@ -26,7 +26,7 @@ def pick(step: Step, logits: Logits) -> list[int | None]:
 def pick_token(row: npt.NDArray[np.float32], params: SamplingParams, position: int) -> int:
     """Pick the token that stands at `position` from its logits, shape (vocabulary,).
 
-    Temperature 0 picks the most likely one, the lowest id on a tie.
+    Temperature 0 picks the most likely one, the lowest id on a tie. A seed counts modulo 2**64.
     """
     if params.temperature == 0:
         return library.argmax(row)
@@ -36,5 +36,5 @@ def pick_token(row: npt.NDArray[np.float32], params: SamplingParams, position: i
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
-        uniform=library.uniform(params.seed, position),
+        uniform=library.uniform(params.seed % 2**64, position),
     )

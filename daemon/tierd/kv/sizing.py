@@ -47,9 +47,7 @@ def size_cache(
             f"memory, but only {_mib(budget)} are there for it; lower context or raise kv.memory_mb"
         )
     context = asked or min(trained, affordable * page_positions)
-    return CacheSize(
-        context=context, pages=min(streams * pages_for(context, page_positions), affordable)
-    )
+    return CacheSize(context=context, pages=min(streams * pages_for(context, page_positions), affordable))
 
 
 def memory_budget(memory_mb: int, models: int) -> int:

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.harness import NULL, model
+from engine.null_slot import ByteTokenizer, null_slot, request
+from tierd.backends.null import NullExecutor
+from tierd.chat.stops import text_stream
+from tierd.core import Batch, Chunk, Event, FinishedEvent, FinishReason, Request, Sequence, TextEvent, Usage
+from tierd.engine.scheduler import choose_rows, commit, leave, schedule, settle
+from tierd.slot import Slot, Step
+
+PROMPTS = {f"r{i}": bytes(range(i, 3 * i + 1)) for i in range(8)}
+
+
+def enqueue(slot: Slot, *requests: Request) -> list[Sequence]:
+    sequences = [Sequence(r, text_stream(slot.tokenizer, r.stop), list(r.prompt)) for r in requests]
+    slot.waiting.extend(sequences)
+    return sequences
+
+
+def begin(slot: Slot) -> Step | None:
+    slot.step = schedule(slot)
+    return slot.step
+
+
+def complete(slot: Slot) -> list[tuple[str, Event]]:
+    """Run the slot's step greedily."""
+    step = slot.step
+    assert step is not None
+    best = iter(np.argmax(slot.executor.run(step.batch), axis=1).tolist())
+    tokens = [next(best) if chunk.logit_rows else None for chunk in step.batch.chunks]
+    settle(slot)
+    return [(sequence.request.id, event) for sequence, event in commit(slot, step, tokens)]
+
+
+def run(slot: Slot) -> list[tuple[str, Event]]:
+    """Take steps until nobody has work."""
+    events = []
+    while begin(slot):
+        events += complete(slot)
+    return events
+
+
+def greedy(prompt: bytes, count: int) -> list[int]:
+    """Continue a prompt in one go, without the scheduler."""
+    executor = NullExecutor(pages=1, page_positions=256, max_rows=256)
+    tokens = list(prompt)
+    for _ in range(count):
+        batch = Batch((Chunk(tokens, 0, (0,), (len(tokens) - 1,)),))
+        tokens.append(int(np.argmax(executor.run(batch)[0])))
+    return tokens[len(prompt) :]
+
+
+def rows(step: Step | None) -> dict[str, int]:
+    assert step is not None
+    return {s.request.id: len(c.tokens) for s, c in zip(step.sequences, step.batch.chunks, strict=True)}
+
+
+def at_rest(slot: Slot) -> bool:
+    pool = slot.pool
+    return not slot.running and not slot.waiting and pool.free == pool.total and not pool.reserved
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 7, 64, 256])
+@pytest.mark.parametrize("streams", [1, 3, 8])
+def test_tokens_do_not_depend_on_chunks_or_company(chunk_rows: int, streams: int) -> None:
+    slot = null_slot(model("null", streams=streams), chunk_rows=chunk_rows)
+    sequences = enqueue(slot, *(request(name, prompt, 11) for name, prompt in PROMPTS.items()))
+    events = run(slot)
+    for sequence in sequences:
+        prompt = bytes(sequence.request.prompt)
+        assert sequence.tokens[len(prompt) :] == greedy(prompt, 11)
+    assert sum(isinstance(event, FinishedEvent) for _, event in events) == len(PROMPTS)
+    assert at_rest(slot)
+
+
+def test_decoders_and_prompt_chunks_share_a_step() -> None:
+    slot = null_slot(NULL, chunk_rows=5)
+    enqueue(slot, request("a", b"abc"), request("b", b"0123456789"), request("c", b"xy"))
+    assert rows(begin(slot)) == {"a": 3, "b": 2}
+    complete(slot)
+    assert rows(begin(slot)) == {"a": 1, "b": 5}
+    complete(slot)
+    step = begin(slot)
+    assert rows(step) == {"a": 1, "b": 3, "c": 2}
+    assert step is not None
+    assert [chunk.logit_rows for chunk in step.batch.chunks] == [(0,), (2,), (1,)]
+    assert [chunk.start for chunk in step.batch.chunks] == [4, 7, 0]
+    complete(slot)
+    assert rows(begin(slot)) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_part_of_a_prompt_asks_for_no_logits() -> None:
+    slot = null_slot(NULL, chunk_rows=4)
+    enqueue(slot, request("a", b"123456789"))
+    wanted = []
+    for _ in range(3):
+        step = begin(slot)
+        assert step is not None
+        wanted.append(step.batch.chunks[0].logit_rows)
+        assert bool(complete(slot)) == bool(wanted[-1])
+    assert wanted == [(), (), (0,)]
+
+
+def test_choosing_rows_changes_nothing() -> None:
+    slot = null_slot(NULL)
+    (a, b) = enqueue(slot, request("a", b"abc"), request("b", b"defg"))
+    assert choose_rows([a, b], 5) == choose_rows([a, b], 5) == [(a, 3), (b, 2)]
+    assert (a.fed, b.fed, slot.pool.used) == (0, 0, 0)
+
+
+def test_first_come_first_served_as_pages_allow() -> None:
+    slot = null_slot(NULL, pages=6)
+    # 8 + 9 - 1 positions are four pages, 3 + 2 - 1 are one
+    enqueue(
+        slot, request("big", b"8 tokens", 9), request("next", b"8 tokens", 9), request("small", b"abc", 2)
+    )
+    begin(slot)
+    assert [s.request.id for s in slot.running] == ["big"]
+    assert [s.request.id for s in slot.waiting] == ["next", "small"]
+    assert (slot.pool.used, slot.pool.reserved) == (2, 2)
+    ends = [name for name, event in complete(slot) + run(slot) if isinstance(event, FinishedEvent)]
+    assert ends == ["big", "small", "next"]
+    assert at_rest(slot)
+
+
+def test_the_last_page_is_enough() -> None:
+    slot = null_slot(NULL, pages=2)
+    (sequence,) = enqueue(slot, request("a", b"1234", 5))
+    run(slot)
+    assert sequence.generated == 5
+    assert at_rest(slot)
+    assert slot.pages_needed(request("b", b"1234", 6)) == 3
+
+
+def test_no_more_streams_than_the_setting() -> None:
+    slot = null_slot(model("null", streams=2))
+    enqueue(slot, *(request(name, prompt) for name, prompt in PROMPTS.items()))
+    begin(slot)
+    assert len(slot.running) == 2
+    assert len(slot.waiting) == 6
+
+
+def test_pages_are_taken_as_they_fill() -> None:
+    slot = null_slot(NULL)
+    enqueue(slot, request("a", b"123", 10))
+    used = []
+    while begin(slot):
+        used.append((slot.pool.used, slot.pool.reserved))
+        complete(slot)
+    assert used == [(1, 2)] * 2 + [(2, 1)] * 4 + [(3, 0)] * 4
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4], ids=["queued", "first chunk", "second chunk", "generating"])
+def test_a_stream_may_leave_between_steps(steps: int) -> None:
+    slot = null_slot(NULL, chunk_rows=4)
+    stays, leaves = enqueue(slot, request("stays", b"ab", 12), request("leaves", b"a long prompt"[:9], 12))
+    for _ in range(steps):
+        begin(slot)
+        complete(slot)
+    leave(slot, leaves)
+    leave(slot, leaves)
+    run(slot)
+    assert stays.tokens[2:] == greedy(b"ab", 12)
+    assert at_rest(slot)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3], ids=["first chunk", "last chunk", "generating"])
+def test_pages_of_a_stream_that_left_in_flight_are_freed_after_the_step(steps: int) -> None:
+    slot = null_slot(NULL, chunk_rows=7)
+    stays, leaves = enqueue(slot, request("stays", b"ab", 12), request("leaves", b"123456789", 12))
+    for _ in range(steps):
+        begin(slot)
+        complete(slot)
+    begin(slot)
+    used, length = slot.pool.used, len(leaves.tokens)
+    leave(slot, leaves)
+    assert slot.pool.used == used
+    assert leaves.pages
+    events = complete(slot)
+    assert "leaves" not in {name for name, _ in events}
+    assert len(leaves.tokens) == length
+    assert not leaves.pages
+    run(slot)
+    assert stays.tokens[2:] == greedy(b"ab", 12)
+    assert at_rest(slot)
+
+
+def finish(tokens: list[int], **options: object) -> tuple[str, FinishReason, Usage]:
+    """Commit the given tokens one by one; return the text, the reason and the usage at the end."""
+    slot = null_slot(NULL)
+    enqueue(slot, request("a", b"?", **options))  # type: ignore[arg-type]
+    text = ""
+    for token in tokens:
+        step = begin(slot)
+        assert step is not None
+        settle(slot)
+        for _, event in commit(slot, step, [token]):
+            if isinstance(event, TextEvent):
+                text += event.text
+            else:
+                assert isinstance(event, FinishedEvent)
+                assert at_rest(slot)
+                return text, event.reason, event.usage
+    raise AssertionError("the stream did not end")
+
+
+END = ByteTokenizer.eos_id
+
+
+def test_an_end_token_stops_counts_and_is_not_text() -> None:
+    assert finish([*b"Hi", END], ignore_eos=False) == ("Hi", FinishReason.STOP, Usage(1, 3))
+
+
+def test_an_end_token_as_the_last_one_allowed_is_a_stop() -> None:
+    assert finish([*b"Hi", END], ignore_eos=False, max_tokens=3)[1] is FinishReason.STOP
+
+
+def test_with_ignore_eos_an_end_token_is_one_of_many() -> None:
+    assert finish([END, *b"Hi"], max_tokens=3) == ("Hi", FinishReason.LENGTH, Usage(1, 3))
+
+
+def test_max_tokens_cuts_and_half_a_character_is_not_lost() -> None:
+    assert finish([0x41, 0xC3], max_tokens=2) == (
+        "A\N{REPLACEMENT CHARACTER}",
+        FinishReason.LENGTH,
+        Usage(1, 2),
+    )
+
+
+def test_a_stop_string_ends_the_text_before_it() -> None:
+    tokens = [*b"one, two. Never"]
+    assert finish(tokens, max_tokens=99, stop=("o.",)) == ("one, tw", FinishReason.STOP, Usage(1, 9))
+
+
+def test_what_began_like_a_stop_string_is_text_at_an_end_token() -> None:
+    assert finish([*b"twx", END], stop=("wxyz",), ignore_eos=False)[0] == "twx"
