@@ -129,9 +129,7 @@ def _gemma3(model: _Model, tokens: list[int]) -> Floats:
     size = model.key("*.attention.key_length")
     layers = model.key("*.block_count")
     global_angles = model.angles(len(tokens), size, model.key("*.rope.freq_base"), scaled=True)
-    local_angles = model.angles(
-        len(tokens), size, model.key("*.rope.freq_base_swa", 10000.0), scaled=False
-    )
+    local_angles = model.angles(len(tokens), size, model.key("*.rope.freq_base_swa", 10000.0), scaled=False)
     pattern = model.key("*.attention.sliding_window_pattern", 6)
 
     def rotate(x: Floats, angles: tuple[Floats, Floats]) -> Floats:

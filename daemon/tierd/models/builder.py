@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tierd.errors import ModelFileError, UnsupportedModelError
+from tierd.models.cursor import shown
 from tierd.models.dimensions import Dimensions
-from tierd.models.gguf import GGUFFile, shown
+from tierd.models.gguf import GGUFFile
 from tierd.models.plan import (
     Activation,
     Add,

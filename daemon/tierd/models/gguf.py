@@ -24,35 +24,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from tierd.errors import ModelFileError, UnsupportedModelError
+from tierd.errors import ModelFileError
+from tierd.models.cursor import Cursor, Value, shown
 from tierd.models.formats import WEIGHT_FORMATS, WeightFormat
 
-Array = npt.NDArray[Any]
-Value = bool | int | float | str | list[str] | Array
-
-_SCALARS: dict[int, np.dtype[Any]] = {
-    0: np.dtype("<u1"),
-    1: np.dtype("<i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    7: np.dtype("?"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
-_STRING = 8
-_ARRAY = 9
-
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
 _HEADER = struct.Struct("<4sIQQ")
 _MOST_DIMENSIONS = 4
 _LONGEST_NAME = 65_535
@@ -94,7 +74,7 @@ class GGUFFile:
         """Map the file and read everything but the weights. Raises ModelFileError, UnsupportedModelError."""
         path = Path(path)
         mapping = _map(path)
-        cursor = _Cursor(path, mapping)
+        cursor = Cursor(path, mapping)
         tensor_count, metadata_count = _read_header(cursor)
         metadata = _read_metadata(cursor, metadata_count)
         tensors = _read_tensors(cursor, tensor_count, _alignment(path, metadata))
@@ -224,103 +204,7 @@ def _map(path: Path) -> mmap.mmap:
         raise ModelFileError(f"{path} cannot be opened: {error}") from None
 
 
-class _Cursor:
-    """A position in the mapping that cannot leave it; `what` says what is being read, for messages."""
-
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
-        self.path = path
-        self.mapping = mapping
-        self.size = len(mapping)
-        self.position = 0
-        self.what = "the header"
-
-    @property
-    def left(self) -> int:
-        return self.size - self.position
-
-    def fault(self, problem: str) -> ModelFileError:
-        return ModelFileError(f"{self.path}: {self.what} {problem}")
-
-    def unsupported(self, problem: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"{self.path}: {self.what} {problem}")
-
-    def take(self, count: int) -> int:
-        """Step over `count` bytes and return where they begin."""
-        if count > self.left:
-            raise self.fault(
-                f"needs {count} bytes where the file has {self.left} left: it is cut short or lies"
-            )
-        start = self.position
-        self.position += count
-        return start
-
-    def u32(self) -> int:
-        value: int = _U32.unpack_from(self.mapping, self.take(4))[0]
-        return value
-
-    def u64(self) -> int:
-        value: int = _U64.unpack_from(self.mapping, self.take(8))[0]
-        return value
-
-    def string(self, longest: int | None = None) -> str:
-        length = self.u64()
-        if longest is not None and length > longest:
-            raise self.fault(f"has a name of {length} bytes; the most allowed is {longest}")
-        start = self.take(length)
-        return self.mapping[start : start + length].decode("utf-8", "surrogateescape")
-
-    def strings(self, count: int) -> list[str]:
-        if count > self.left // _U64.size:
-            raise self.fault(f"claims {count} strings where the file has {self.left} bytes left")
-        mapping, size, position = self.mapping, self.size, self.position
-        unpack = _U64.unpack_from
-        result = []
-        # The hot loop of opening a file: no calls but the three that do the work.
-        for index in range(count):
-            start = position + 8
-            position = start + unpack(mapping, position)[0] if start <= size else size + 1
-            if position > size:
-                raise self.fault(f"is cut short, or lies about a length, at string {index} of {count}")
-            result.append(str(mapping[start:position], "utf-8", "surrogateescape"))
-        self.position = position
-        return result
-
-    def numbers(self, dtype: np.dtype[Any], count: int) -> Array:
-        if dtype.kind == "b":
-            array = self.numbers(np.dtype("<u1"), count)
-            if array.size and array.max() > 1:
-                raise self.fault("holds a boolean that is neither 0 nor 1")
-            return array.view(np.bool_)
-        start = self.take(count * dtype.itemsize)
-        array = np.frombuffer(self.mapping, dtype, count, start).copy()
-        array.flags.writeable = False
-        return array
-
-    def value(self) -> Value:
-        kind = self.u32()
-        if kind == _STRING:
-            return self.string()
-        if kind == _ARRAY:
-            return self.array()
-        scalar: bool | int | float = self.numbers(self.scalar_type(kind), 1)[0].item()
-        return scalar
-
-    def array(self) -> Value:
-        kind, count = self.u32(), self.u64()
-        if kind == _STRING:
-            return self.strings(count)
-        if kind == _ARRAY:
-            raise self.unsupported("is an array of arrays, which no known model uses")
-        return self.numbers(self.scalar_type(kind), count)
-
-    def scalar_type(self, kind: int) -> np.dtype[Any]:
-        try:
-            return _SCALARS[kind]
-        except KeyError:
-            raise self.fault(f"has the unknown value type {kind}") from None
-
-
-def _read_header(cursor: _Cursor) -> tuple[int, int]:
+def _read_header(cursor: Cursor) -> tuple[int, int]:
     magic, version, tensors, metadata = _HEADER.unpack_from(cursor.mapping, cursor.take(_HEADER.size))
     if magic != b"GGUF":
         raise ModelFileError(f"{cursor.path} is not a GGUF file: it begins with {magic!r}")
@@ -336,7 +220,7 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
     return tensors, metadata
 
 
-def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Value]:
+def _read_metadata(cursor: Cursor, count: int) -> dict[str, Value]:
     metadata: dict[str, Value] = {}
     for index in range(count):
         cursor.what = f"metadata key {index + 1} of {count}"
@@ -355,7 +239,7 @@ def _alignment(path: Path, metadata: Mapping[str, Value]) -> int:
     return value
 
 
-def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tensor]:
+def _read_tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, Tensor]:
     directory: dict[str, Tensor] = {}
     for index in range(count):
         cursor.what = f"tensor {index + 1} of {count}"
@@ -380,7 +264,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
     return tensors
 
 
-def _read_tensor(cursor: _Cursor, name: str, alignment: int) -> Tensor:
+def _read_tensor(cursor: Cursor, name: str, alignment: int) -> Tensor:
     dimensions = cursor.u32()
     if not 1 <= dimensions <= _MOST_DIMENSIONS:
         raise cursor.fault(f"has {dimensions} dimensions; 1 to {_MOST_DIMENSIONS} are allowed")
@@ -403,15 +287,10 @@ def _read_tensor(cursor: _Cursor, name: str, alignment: int) -> Tensor:
     return Tensor(name, weight_format, shape, offset, rows * weight_format.row_bytes(columns))
 
 
-def _refuse_overlaps(cursor: _Cursor, tensors: Mapping[str, Tensor]) -> None:
+def _refuse_overlaps(cursor: Cursor, tensors: Mapping[str, Tensor]) -> None:
     end, previous = 0, ""
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
         if tensor.offset < end:
             cursor.what = f"tensor {shown(tensor.name)}"
             raise cursor.fault(f"overlaps tensor {shown(previous)}")
         end, previous = tensor.offset + tensor.nbytes, tensor.name
-
-
-def shown(text: str) -> str:
-    """Return a string of the file made fit for a one-line message: ASCII, about 100 characters at most."""
-    return ascii(text)[1:-1] if len(text) <= 100 else ascii(text[:97])[1:-1] + "..."

@@ -19,18 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tierd.errors import ModelFileError, UnsupportedModelError
-from tierd.models.gguf import GGUFFile, shown
+from tierd.models.cursor import shown
+from tierd.models.dimensions import refuse
+from tierd.models.gguf import GGUFFile
 from tierd.models.plan import RopeSpec
 
 Frequencies = npt.NDArray[np.float64]
 
-_LARGEST_FACTOR = 1e6
-_LARGEST_BASE = 1e12
 
-
-def rope_base(file: GGUFFile, architecture: str) -> float:
-    """Return the base of the frequencies; 10,000 unless the file says otherwise."""
-    return file.number(f"{architecture}.rope.freq_base", 10_000.0, least=2.0, most=_LARGEST_BASE)
+def rope_base(file: GGUFFile, key: str) -> float:
+    """Return the base of the frequencies that `key` states; 10,000 if the file does not have it."""
+    return file.number(key, 10_000.0, least=2.0, most=1e12)
 
 
 def rope_dimensions(file: GGUFFile, architecture: str, head_size: int) -> int:
@@ -71,12 +70,12 @@ def scaled_rope(
     if kind == "linear":
         frequencies = frequencies / factor
     elif kind == "yarn":
-        share = file.number(f"{prefix}.yarn_ext_factor", 1.0, least=-1.0, most=1.0)
-        share = 1.0 if share < 0.0 else share
-        kept = share * _yarn_kept(file, architecture, dimensions, base)
+        refuse(file, f"{prefix}.yarn_ext_factor", 1.0)
+        refuse(file, f"{prefix}.yarn_attn_factor", 1.0)
+        refuse(file, f"{prefix}.yarn_log_multiplier", 0.0)
+        kept = _yarn_kept(file, architecture, dimensions, base)
         frequencies = frequencies * kept + frequencies / factor * (1.0 - kept)
-        if share:
-            magnitude *= _yarn_magnitude(file, architecture, factor)
+        magnitude *= 1.0 + 0.1 * math.log(max(factor, 1.0))
     elif kind != "none":
         raise UnsupportedModelError(
             f"{file.path}: key {prefix}.type is {shown(kind)}; none, linear and yarn are implemented"
@@ -89,9 +88,8 @@ def _frequencies(dimensions: int, base: float) -> Frequencies:
 
 
 def _scaling_factor(file: GGUFFile, architecture: str) -> float:
-    older = file.number(f"{architecture}.rope.scale_linear", 1.0, least=0.0, most=_LARGEST_FACTOR)
-    factor = file.number(f"{architecture}.rope.scaling.factor", older, least=0.0, most=_LARGEST_FACTOR)
-    return factor or 1.0
+    older = file.number(f"{architecture}.rope.scale_linear", 1.0, least=1e-3, most=1e6)
+    return file.number(f"{architecture}.rope.scaling.factor", older, least=1e-3, most=1e6)
 
 
 def _yarn_kept(file: GGUFFile, architecture: str, dimensions: int, base: float) -> Frequencies:
@@ -111,12 +109,3 @@ def _yarn_kept(file: GGUFFile, architecture: str, dimensions: int, base: float) 
     ramp = (np.arange(dimensions // 2) - first) / max(0.001, last - first)
     kept: Frequencies = 1.0 - np.clip(ramp, 0.0, 1.0)
     return kept
-
-
-def _yarn_magnitude(file: GGUFFile, architecture: str, factor: float) -> float:
-    log_multiplier = file.number(f"{architecture}.rope.scaling.yarn_log_multiplier", 0.0, least=0.0, most=1e3)
-
-    def growth(multiplier: float) -> float:
-        return 1.0 + 0.1 * multiplier * math.log(factor) if factor > 1.0 else 1.0
-
-    return growth(1.0) / growth(log_multiplier)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from tierd.errors import UnsupportedModelError
 from tierd.models.check import check_plan
-from tierd.models.gguf import GGUFFile, shown
+from tierd.models.cursor import shown
+from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan
 
 Architecture = Callable[[GGUFFile], Plan]

@@ -22,7 +22,6 @@ from tierd.models.plan import Activation, Plan
 from tierd.models.rope import plain_rope, rope_base, rope_dimensions, scaled_rope
 
 _WINDOW_PERIOD = 6
-_LOCAL_BASE = 10_000.0
 _LAYERS_OF_27B = 62
 
 
@@ -38,9 +37,10 @@ def compose(file: GGUFFile) -> Plan:
 
     windows = _windows(file, dimensions.layers)
     turned = rope_dimensions(file, "gemma3", head_size)
-    local_base = file.number("gemma3.rope.freq_base_swa", _LOCAL_BASE, least=2.0, most=1e12)
+    local_base = rope_base(file, "gemma3.rope.freq_base_swa")
     local_rope = plain_rope(turned, local_base, interleaved=False)
-    global_rope = scaled_rope(file, "gemma3", turned, rope_base(file, "gemma3"), interleaved=False)
+    global_base = rope_base(file, "gemma3.rope.freq_base")
+    global_rope = scaled_rope(file, "gemma3", turned, global_base, interleaved=False)
 
     x = model.embed("token_embd", "x", scale=float(np.float32(math.sqrt(dimensions.embedding))))
     for layer, window in enumerate(windows):

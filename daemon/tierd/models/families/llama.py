@@ -30,7 +30,9 @@ def compose(file: GGUFFile) -> Plan:
 
     turned = rope_dimensions(file, "llama", head_size)
     factors = model.constants("rope_freqs", turned // 2) if model.has("rope_freqs") else None
-    rope = scaled_rope(file, "llama", turned, rope_base(file, "llama"), interleaved=True, factors=factors)
+    rope = scaled_rope(
+        file, "llama", turned, rope_base(file, "llama.rope.freq_base"), interleaved=True, factors=factors
+    )
 
     x = model.embed("token_embd", "x")
     for layer in range(dimensions.layers):
