@@ -1,0 +1,242 @@
+/* hostkernels.h: the ABI of tierd's CPU kernels.
+ *
+ * One header, one plain shared library, no Python in it. The Python side reads the declarations
+ * between the two cffi marks, so they use nothing but plain C declarations and enum constants.
+ *
+ * The caller has checked every shape, extent and id before a call (daemon/tierd/backends/host.py);
+ * the kernels trust it. Functions that can run out of memory return NULL or HK_NO_MEMORY.
+ *
+ * One numeric definition (every level keeps it, so that a row's result depends on its own history
+ * only, never on the other rows, the chunk size or the number of threads):
+ *   - Activations are quantised per block of 32 values to 8 bits: scale = max|x| / 127.
+ *   - A block's dot product is an exact integer; its term is
+ *         x_scale * (w_scale * dot + w_min * x_sum),  x_sum the exact sum of the quantised x,
+ *     or the sum of two such halves where a layout scales 16 values at a time.
+ *   - The blocks of a row are cut into HK_SEGMENTS contiguous segments; terms are added left to
+ *     right inside a segment, then the segments' sums left to right.
+ *   - Float weights multiply the float activations, each term added in the order of the columns.
+ *   - Attention handles tiles of HK_PAGE positions, aligned to absolute positions. Each tile has its
+ *     own maximum, sum and weighted values; tiles are combined in ascending order.
+ *   - Keys and values are always read back through the codec.
+ */
+#ifndef HOSTKERNELS_H
+#define HOSTKERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+
+/* cffi: begin */
+enum { HK_ABI_VERSION = 1 }; /* the Python side refuses a library of another */
+
+enum {
+    HK_BLOCK = 32,   /* columns quantised together */
+    HK_LANES = 16,   /* weight rows interleaved in a packed layout */
+    HK_SEGMENTS = 4, /* contiguous parts of a row whose sums are added separately */
+    HK_PAGE = 64     /* positions in one page of K/V, and in one attention tile */
+};
+
+enum { HK_OK = 0, HK_NO_MEMORY = 1 };
+
+/* Formats of a file's tensors: the ids of GGML. */
+enum hk_format {
+    HK_F32 = 0, HK_F16 = 1, HK_Q4_0 = 2, HK_Q4_1 = 3, HK_Q5_0 = 6, HK_Q5_1 = 7, HK_Q8_0 = 8,
+    HK_Q2_K = 10, HK_Q3_K = 11, HK_Q4_K = 12, HK_Q5_K = 13, HK_Q6_K = 14, HK_BF16 = 30
+};
+
+/* Packed layouts: what kernels read. Rows are interleaved by HK_LANES, columns cut into HK_BLOCKs;
+ * both are padded with zeros. See layouts.c for the bytes. */
+enum hk_layout {
+    HK_LAYOUT_F32X16 = 0,  /* float */
+    HK_LAYOUT_F16X16 = 1,
+    HK_LAYOUT_BF16X16 = 2,
+    HK_LAYOUT_Q8X16 = 3,   /* signed 8 bits, scale per 32 */
+    HK_LAYOUT_Q4X16 = 4,   /* unsigned 4 bits, scale and min per 32 */
+    HK_LAYOUT_Q5X16 = 5,   /* unsigned 5 bits, scale and min per 32 */
+    HK_LAYOUT_Q6X16 = 6,   /* signed 6 bits, scale per 16 */
+    HK_LAYOUT_Q3X16 = 7,   /* signed 3 bits, scale per 16 */
+    HK_LAYOUT_Q2X16 = 8,   /* unsigned 2 bits, scale and min per 16 */
+    HK_LAYOUTS = 9
+};
+
+/* K/V codecs. q8_0: 34 bytes per 32 values. tq4: signs, orthonormal Walsh-Hadamard transform over the
+ * head, then 18 bytes per 32 values. */
+enum hk_codec { HK_KV_F32 = 0, HK_KV_F16 = 1, HK_KV_Q8_0 = 2, HK_KV_TQ4 = 3 };
+
+int hk_abi_version(void);
+
+/* The level chosen once for this process: "portable". HOSTKERNELS_LEVEL can only force it down. */
+const char *hk_level(void);
+
+/* ---- Weights ---------------------------------------------------------------------------------- */
+
+/* count values of a format, starting at a block's edge, to floats. */
+void hk_dequantise(int format, const void *src, int64_t count, float *dst);
+
+/* The layout that weights of this format are packed into; -1 for an unknown format. */
+int hk_layout_of(int format);
+
+/* Bytes of a packed (rows, columns) matrix; a multiple of 64. */
+int64_t hk_packed_bytes(int layout, int64_t rows, int64_t columns);
+
+typedef struct hk_pool hk_pool;
+
+/* A pool of `threads` threads, the caller of a step among them. They spin briefly for work, then sleep. */
+hk_pool *hk_pool_create(int threads);
+void hk_pool_destroy(hk_pool *pool);
+int hk_pool_threads(const hk_pool *pool);
+
+/* Pack a (rows, columns) matrix of a file into dst (hk_packed_bytes, 64-byte aligned), on all threads. */
+void hk_pack(hk_pool *pool, int format, const void *src, int64_t rows, int64_t columns, void *dst);
+
+/* One row of a packed matrix as floats. */
+void hk_unpack_row(int layout, const void *packed, int64_t columns, int64_t row, float *dst);
+
+/* out (rows, outputs) = x (rows, columns) times the packed (outputs, columns) matrix, transposed.
+ * Both dense. Allocates its scratch: for tests and benches, a step runs the same kernels. */
+int hk_matmul(hk_pool *pool, int layout, const void *packed, int64_t outputs, int64_t columns,
+              const float *x, int64_t rows, float *out);
+
+/* ---- K/V rows --------------------------------------------------------------------------------- */
+
+int64_t hk_codec_bytes(int codec, int64_t head_size);
+void hk_codec_encode(int codec, const float *src, int64_t head_size, void *dst);
+/* The inverse of encode, back in the original basis. */
+void hk_codec_decode(int codec, const void *src, int64_t head_size, float *dst);
+
+/* ---- A model: a compiled plan ----------------------------------------------------------------- */
+
+enum hk_op_kind {
+    HK_OP_EMBED = 0,      /* out = scale * weight[token] */
+    HK_OP_NORM = 1,       /* RMS norm of `heads` parts of a row: src, vector -> out; eps */
+    HK_OP_QUANTISE = 2,   /* src (float) -> out (quantised) */
+    HK_OP_MATMUL = 3,     /* src (quantised, or float for float layouts), weight, vector: bias or -1 */
+    HK_OP_ROPE_TABLE = 4, /* cos and sin of every pair at each row's position -> out; rope */
+    HK_OP_ROPE = 5,       /* turn out in place by the table src2; heads, head_size, rope */
+    HK_OP_STORE = 6,      /* src (K) and src2 (V) into the pages of `store` */
+    HK_OP_ATTENTION = 7,  /* src (Q) -> out over `store`; heads, head_size, scale, window */
+    HK_OP_GATE = 8,       /* out = activation(src) * src2 */
+    HK_OP_ADD = 9,        /* out = src + src2 */
+    HK_OP_SELECT = 10     /* out = the rows of src whose logits are wanted */
+};
+
+enum hk_activation { HK_SILU = 0, HK_GELU = 1 };
+
+enum hk_buffer_kind {
+    HK_BUFFER_FLOAT = 0,
+    HK_BUFFER_QUANTISED = 1,
+    HK_BUFFER_LOGITS = 2     /* the step's own `logits`, dense */
+};
+
+typedef struct hk_op {
+    int32_t kind;
+    int32_t wait;       /* nonzero: starts only when every thread has finished the ops before */
+    int32_t selected;   /* nonzero: works on the selected rows, not on all rows of the batch */
+    int32_t src;        /* buffers, weights, vectors, ropes and stores are indices, or -1 */
+    int32_t src2;
+    int32_t out;
+    int32_t weight;
+    int32_t vector;
+    int32_t rope;
+    int32_t store;
+    int32_t heads;
+    int32_t head_size;
+    int32_t window;
+    int32_t activation;
+    float scale;
+    float eps;
+} hk_op;
+
+typedef struct hk_buffer {
+    int32_t kind;
+    int32_t width;
+} hk_buffer;
+
+typedef struct hk_weight {
+    int32_t layout;
+    int64_t rows;
+    int64_t columns;
+    const void *data; /* hk_packed_bytes, 64-byte aligned, kept by the caller */
+} hk_weight;
+
+typedef struct hk_rope {
+    int32_t pairs;
+    int32_t interleaved;
+    float magnitude;
+    const double *frequencies; /* radians per position, one per pair; copied */
+} hk_rope;
+
+typedef struct hk_store {
+    int32_t heads;
+    int32_t head_size;
+} hk_store;
+
+typedef struct hk_model_spec {
+    const hk_op *ops;          /* all arrays are copied */
+    int32_t op_count;
+    const hk_buffer *buffers;
+    int32_t buffer_count;
+    const hk_weight *weights;
+    int32_t weight_count;
+    const float *const *vectors; /* norm weights and biases, kept by the caller */
+    int32_t vector_count;
+    const hk_rope *ropes;
+    int32_t rope_count;
+    const hk_store *stores;
+    int32_t store_count;
+    int32_t codec;
+    int32_t pages;             /* pages of K/V, each HK_PAGE positions of every store */
+    int32_t max_rows;          /* most rows of one step */
+} hk_model_spec;
+
+/* One step: rows of several sequences at once. Rows of a sequence stand together, in order. */
+typedef struct hk_step {
+    int32_t rows;
+    const int32_t *tokens;       /* (rows) */
+    const int32_t *positions;    /* (rows) */
+    const int32_t *sequences;    /* (rows) row of `pages` */
+    const int32_t *pages;        /* (sequences, page_columns) page ids */
+    int32_t page_columns;
+    int32_t selected;            /* rows whose logits are wanted */
+    const int32_t *selection;    /* (selected) row indices */
+    float *logits;               /* (selected, vocabulary) */
+} hk_step;
+
+typedef struct hk_model hk_model;
+
+/* NULL when memory runs out. The pool must outlive the model. */
+hk_model *hk_model_create(const hk_model_spec *spec, hk_pool *pool);
+void hk_model_destroy(hk_model *model);
+
+/* Bytes of one page of K/V over all stores. */
+int64_t hk_page_bytes(const hk_store *stores, int32_t store_count, int codec);
+
+/* Run the whole plan for every row of the step. */
+void hk_model_step(hk_model *model, const hk_step *step);
+
+/* ---- Sampling --------------------------------------------------------------------------------- */
+
+/* The most likely id; the lowest on a tie. NaN is never picked unless all are. */
+int64_t hk_argmax(const float *logits, int64_t count);
+
+/* Draw an id. `draw` is uniform in [0, 1). The chain: temperature (above 0), top_k (0: off), top_p
+ * (1: off), min_p (0: off); each on the distribution the one before left. Ties are in order of ids.
+ * scratch: 16 * count bytes, 8-byte aligned. */
+int64_t hk_sample(const float *logits, int64_t count, float temperature, int64_t top_k, float top_p,
+                  float min_p, double draw, void *scratch);
+
+/* Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011). */
+void hk_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+/* A number in [0, 1) with 53 bits, a function of (seed, position) alone. */
+double hk_uniform(uint64_t seed, uint64_t position);
+/* cffi: end */
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
+
+#endif

@@ -1,0 +1,264 @@
+/* internal.h: what the kernel files share. Not part of the ABI.
+ *
+ * A step runs on every thread of the pool at once: each thread walks all ops and does its share of
+ * each. So every op kernel takes (part, parts) or an index range, and none allocates.
+ */
+#define _GNU_SOURCE /* posix_memalign, MAP_ANONYMOUS, MAP_NORESERVE under -std=c11 */
+
+#ifndef HK_INTERNAL_H
+#define HK_INTERNAL_H
+
+#include "hostkernels.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+enum {
+    HK_HALF = HK_BLOCK / 2,  /* finest grain of a weight scale */
+    HK_SUPER = 256,          /* values of one K-quant block */
+    HK_ROW_TILE = 32,        /* activation rows that share one decoded block of weights */
+    HK_QUERY_TILE = 16,      /* query rows that share one decoded tile of K and V */
+    HK_VECTOR = 16           /* partial sums of a dot product of floats */
+};
+
+static inline int64_t hk_round_up(int64_t value, int64_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+static inline int64_t hk_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t hk_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The contiguous share [*first, *last) of `count` items that falls to one of `parts`. */
+static inline void hk_share(int64_t count, int part, int parts, int64_t *first, int64_t *last)
+{
+    *first = count * part / parts;
+    *last = count * (part + 1) / parts;
+}
+
+/* ---- Half floats (IEEE 754 binary16), bit-exact, nearest even --------------------------------- */
+
+static inline uint32_t hk_bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float hk_float_of(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Normal halves get their exponent's bias changed; subnormal ones are built as 2^-14 + value, less 2^-14,
+ * which keeps floats normal, since machines are slow on others; infinities and NaN get the full exponent.
+ * No branch: loops stay vectorised. */
+static inline float hk_half_to_float(uint16_t half)
+{
+    const uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
+    const uint32_t sign = (uint32_t)(half & 0x8000) << 16;
+    const uint32_t special = (uint32_t)-(magnitude >= 0x0f800000u) & 0x7f800000u;
+    const uint32_t tiny = (uint32_t)-(magnitude < 0x00800000u);
+    const uint32_t subnormal = hk_bits_of(hk_float_of(magnitude + 0x38800000u) - 0x1p-14f);
+    return hk_float_of((tiny & subnormal) | (~tiny & (magnitude + 0x38000000u)) | special | sign);
+}
+
+static inline uint16_t hk_float_to_half(float value)
+{
+    const uint32_t bits = hk_bits_of(value);
+    const uint32_t sign = bits >> 16 & 0x8000;
+    const uint32_t magnitude = bits & 0x7fffffff;
+    uint32_t half;
+    if (magnitude > 0x7f800000u) {
+        half = 0x7e00;
+    } else if (magnitude >= 0x47800000u) {
+        half = 0x7c00; /* 65536 and up; the rounding below carries 65520 and up to infinity as well */
+    } else if (magnitude >= 0x38800000u) {
+        const uint32_t odd = magnitude >> 13 & 1;
+        half = (magnitude - 0x38000000u + 0xfff + odd) >> 13;
+    } else {
+        /* Adding 0.5 leaves a sum whose last mantissa bit weighs 2^-24, a half's smallest step. */
+        half = hk_bits_of(hk_float_of(magnitude) + 0.5f) - 0x3f000000u;
+    }
+    return (uint16_t)(sign | half);
+}
+
+static inline float hk_bfloat_to_float(uint16_t value) { return hk_float_of((uint32_t)value << 16); }
+
+/* e^x, relative error below 2e-7; 0 under -87.3, clamped above 88.3, NaN for NaN. The argument is reduced by
+ * multiples of ln 2 in two parts (Cody and Waite, 1980), the rest is a Taylor series in Horner form. */
+static inline float hk_exp(float x)
+{
+    const float clamped = x > -87.3f ? (x < 88.3f ? x : 88.3f) : -87.3f;
+    const float scaled = clamped * 1.44269504f;
+    const int32_t n = (int32_t)(scaled + (scaled < 0.0f ? -0.5f : 0.5f));
+    const float whole = (float)n;
+    const float r = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    float p = 1.0f / 5040.0f;
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const float power = hk_float_of((uint32_t)(n + 127) << 23);
+    return x >= -87.3f ? p * power : (x < -87.3f ? 0.0f : x);
+}
+
+/* ---- Formats ---------------------------------------------------------------------------------- */
+
+/* Up to 256 quantised values in file order; value i is scale[i / 16] * q[i] + min[i / 16]. */
+typedef struct hk_values {
+    int8_t q[HK_SUPER];
+    float scale[HK_SUPER / HK_HALF];
+    float min[HK_SUPER / HK_HALF];
+} hk_values;
+
+typedef struct hk_format_info {
+    int32_t elements; /* values of one block */
+    int32_t bytes;    /* bytes of one block */
+    int32_t layout;
+    void (*read)(const uint8_t *block, hk_values *out); /* NULL for float formats */
+} hk_format_info;
+
+const hk_format_info *hk_format_find(int format);
+
+/* One value of a float format. */
+float hk_read_float(int format, const uint8_t *src, int64_t index);
+
+/* ---- Packed layouts --------------------------------------------------------------------------- */
+
+/* One block of a group: HK_LANES rows of HK_BLOCK columns, decoded. Quants are column-major, so that a
+ * column meets one activation. */
+typedef struct hk_tile {
+    _Alignas(64) int16_t q[HK_BLOCK][HK_LANES];
+    _Alignas(64) float scale[2][HK_LANES]; /* second half used by layouts with a scale per 16 */
+    _Alignas(64) float min[2][HK_LANES];
+} hk_tile;
+
+/* One value of each lane. Vectors of the compiler (GCC, Clang) keep lanes together on any machine, where
+ * plain loops leave it to guess which loop is meant. */
+typedef float hk_lanes_f32 __attribute__((vector_size(4 * HK_LANES)));
+typedef int32_t hk_lanes_i32 __attribute__((vector_size(4 * HK_LANES)));
+typedef int16_t hk_lanes_i16 __attribute__((vector_size(2 * HK_LANES)));
+
+static inline hk_lanes_f32 hk_load_lanes(const float *src)
+{
+    hk_lanes_f32 lanes;
+    memcpy(&lanes, src, sizeof lanes);
+    return lanes;
+}
+
+/* The same rows as they come from a file, for packing; rows past the matrix are zero. */
+typedef struct hk_source_tile {
+    int8_t q[HK_LANES][HK_BLOCK];
+    float scale[HK_LANES][2];
+    float min[HK_LANES][2];
+} hk_source_tile;
+
+typedef struct hk_layout_info {
+    const char *name;
+    int32_t bytes;  /* of one block */
+    int32_t scales; /* per row of a block: 1, 2 (one per 16 columns), or 0 for float layouts */
+    void (*encode)(const hk_source_tile *src, uint8_t *dst);
+    void (*decode)(const uint8_t *src, hk_tile *dst);
+    /* Float layouts: */
+    void (*encode_float)(const float src[HK_LANES][HK_BLOCK], uint8_t *dst);
+    void (*decode_float)(const uint8_t *src, float dst[HK_BLOCK][HK_LANES]);
+} hk_layout_info;
+
+extern const hk_layout_info hk_layout_table[HK_LAYOUTS];
+
+static inline int64_t hk_blocks(int64_t columns) { return (columns + HK_BLOCK - 1) / HK_BLOCK; }
+static inline int64_t hk_groups(int64_t rows) { return (rows + HK_LANES - 1) / HK_LANES; }
+
+/* The first block of segment s. */
+static inline int64_t hk_segment_start(int64_t blocks, int s) { return blocks * s / HK_SEGMENTS; }
+
+/* ---- Activations ------------------------------------------------------------------------------ */
+
+/* Rows of activations as a matmul reads them. Quantised: q, scale and sum; float: x. */
+typedef struct hk_activations {
+    int64_t blocks;      /* per row; also the stride of scale, in floats */
+    const int8_t *q;     /* (rows, blocks * HK_BLOCK) */
+    const float *scale;  /* (rows, blocks) */
+    const float *sum;    /* (rows, blocks, 2): sums of q over halves, exact */
+    const float *x;      /* (rows, x_stride), zero past the columns up to a whole block */
+    int64_t x_stride;
+} hk_activations;
+
+/* ---- Kernels, chosen once ---------------------------------------------------------------------- */
+
+/* out[m * out_stride + lane] for `rows` rows and the first `lanes` rows of one packed group. */
+typedef void (*hk_matmul_kernel)(const uint8_t *group, const hk_activations *act, int64_t first_row,
+                                 int64_t rows, float *out, int64_t out_stride, int lanes);
+
+/* Quantise `blocks` blocks of 32 floats. */
+typedef void (*hk_quantise_kernel)(const float *x, int64_t blocks, int8_t *q, float *scale, float *sum);
+
+/* Query rows of one sequence against its stored rows, one K/V head. */
+typedef struct hk_attention_job {
+    const float *q;           /* row 0, first query head of the K/V head */
+    int64_t q_stride;
+    float *out;
+    int64_t out_stride;
+    const int32_t *positions; /* of the rows, ascending by one */
+    int rows;                 /* at most HK_QUERY_TILE */
+    int heads;                /* query heads that share the K/V head */
+    int head_size;
+    int window;
+    float scale;
+    int codec;
+    const uint8_t *base;      /* first byte of page 0 */
+    int64_t page_bytes;
+    int64_t k_offset;         /* of the head's rows inside a page */
+    int64_t v_offset;
+    int64_t row_bytes;
+    const int32_t *pages;     /* the sequence's page table */
+} hk_attention_job;
+
+/* Floats of scratch that one job needs. */
+int64_t hk_attention_scratch(int heads, int head_size);
+
+typedef void (*hk_attention_kernel)(const hk_attention_job *job, float *scratch);
+
+typedef struct hk_kernels {
+    const char *level;
+    hk_quantise_kernel quantise;
+    hk_matmul_kernel matmul[HK_LAYOUTS];
+    hk_attention_kernel attention;
+    void (*norm)(const float *x, const float *weight, int64_t width, float eps, float *out);
+    void (*gate)(int activation, const float *gate, const float *up, int64_t count, float *out);
+    void (*add)(const float *a, const float *b, int64_t count, float *out);
+    void (*rope)(float *head, const float *table, int pairs, bool interleaved);
+} hk_kernels;
+
+/* The kernels of this process; filled at the first call from the portable floor up. */
+const hk_kernels *hk_kernels_get(void);
+void hk_kernels_portable(hk_kernels *kernels);
+
+/* ---- Codecs over rows in the codec's own basis -------------------------------------------------- */
+
+/* tq4 stores rotated rows; the others store rows as they are. Rotate is its own basis change, in
+ * place; unrotate undoes it. Both do nothing for the other codecs. */
+void hk_codec_rotate(int codec, float *head, int64_t head_size);
+void hk_codec_unrotate(int codec, float *head, int64_t head_size);
+/* Encode and decode without the change of basis. */
+void hk_codec_write(int codec, const float *src, int64_t head_size, void *dst);
+void hk_codec_read(int codec, const void *src, int64_t head_size, float *dst);
+
+/* ---- Threads ----------------------------------------------------------------------------------- */
+
+typedef void (*hk_task)(void *context, int part, int parts);
+
+/* Run the task on every thread of the pool and return when all have finished. One caller at a time. */
+void hk_pool_run(hk_pool *pool, hk_task task, void *context);
+
+/* Wait, inside a task, until every thread of the pool has come here. */
+void hk_pool_barrier(hk_pool *pool);
+
+#endif

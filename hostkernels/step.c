@@ -1,0 +1,494 @@
+/* step.c: a compiled plan and its runner.
+ *
+ * A step enters once. Every thread walks the ops in order and does its share of each; an op that
+ * needs the results of earlier ones says so (`wait`), and only there the threads meet. Nothing is
+ * allocated in a step.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+typedef struct buffer {
+    int kind;
+    int64_t width;
+    int64_t stride; /* floats from row to row */
+    float *x;
+    int8_t *q;      /* quantised: the planes of hk_activations */
+    float *scale;
+    float *sum;
+} buffer;
+
+typedef struct store {
+    int heads;
+    int head_size;
+    int64_t row_bytes;
+    int64_t offset; /* of the keys inside a page; values follow */
+} store;
+
+/* Rows of one sequence that attend together. */
+typedef struct query_block {
+    int32_t first;
+    int32_t rows;
+} query_block;
+
+struct hk_model {
+    hk_pool *pool;
+    hk_op *ops;
+    int op_count;
+    buffer *buffers;
+    int buffer_count;
+    hk_weight *weights;
+    const float **vectors;
+    hk_rope *ropes;
+    int rope_count;
+    store *stores;
+    int codec;
+    int64_t page_bytes;
+    uint8_t *pages;
+    int64_t pages_bytes;
+    float *scratch;         /* one part per thread */
+    int64_t scratch_floats; /* of one part */
+    query_block *blocks;
+    int block_count;
+    const hk_step *step;
+};
+
+/* ---- Creation ---------------------------------------------------------------------------------- */
+
+static int64_t store_bytes(const hk_store *spec, int codec)
+{
+    return 2 * HK_PAGE * spec->heads * hk_codec_bytes(codec, spec->head_size);
+}
+
+int64_t hk_page_bytes(const hk_store *stores, int32_t store_count, int codec)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < store_count; i++)
+        bytes += store_bytes(&stores[i], codec);
+    return hk_round_up(bytes, 64);
+}
+
+/* A copy of `count` items, never NULL unless memory is out. */
+static void *copy_of(const void *src, int64_t count, size_t size)
+{
+    void *copy = malloc((size_t)count * size + 1);
+    if (copy && count > 0)
+        memcpy(copy, src, (size_t)count * size);
+    return copy;
+}
+
+static void *zeroed(int64_t count, size_t size)
+{
+    void *memory = NULL;
+    const size_t bytes = (size_t)hk_max(count, 1) * size;
+    if (posix_memalign(&memory, 64, bytes) != 0)
+        return NULL;
+    return memset(memory, 0, bytes);
+}
+
+static bool create_buffer(buffer *self, const hk_buffer *spec, int64_t max_rows)
+{
+    const int64_t blocks = hk_blocks(spec->width);
+    self->kind = spec->kind;
+    self->width = spec->width;
+    if (spec->kind == HK_BUFFER_LOGITS) {
+        self->stride = spec->width;
+        return true;
+    }
+    self->stride = blocks * HK_BLOCK;
+    if (spec->kind == HK_BUFFER_FLOAT)
+        return (self->x = zeroed(max_rows * self->stride, sizeof *self->x)) != NULL;
+    self->q = zeroed(max_rows * self->stride, sizeof *self->q);
+    self->scale = zeroed(max_rows * blocks, sizeof *self->scale);
+    self->sum = zeroed(2 * max_rows * blocks, sizeof *self->sum);
+    return self->q && self->scale && self->sum;
+}
+
+static bool create_ropes(hk_model *self, const hk_model_spec *spec)
+{
+    self->ropes = copy_of(spec->ropes, spec->rope_count, sizeof *self->ropes);
+    if (!self->ropes)
+        return false;
+    for (; self->rope_count < spec->rope_count; self->rope_count++) {
+        hk_rope *rope = &self->ropes[self->rope_count];
+        rope->frequencies = copy_of(rope->frequencies, rope->pairs, sizeof *rope->frequencies);
+        if (!rope->frequencies)
+            return false;
+    }
+    return true;
+}
+
+static bool create_stores(hk_model *self, const hk_model_spec *spec)
+{
+    self->codec = spec->codec;
+    self->page_bytes = hk_page_bytes(spec->stores, spec->store_count, spec->codec);
+    self->stores = zeroed(spec->store_count, sizeof *self->stores);
+    if (!self->stores)
+        return false;
+    int64_t offset = 0;
+    for (int i = 0; i < spec->store_count; i++) {
+        const hk_store *from = &spec->stores[i];
+        self->stores[i] = (store){from->heads, from->head_size,
+                                  hk_codec_bytes(spec->codec, from->head_size), offset};
+        offset += store_bytes(from, spec->codec);
+    }
+    const int64_t bytes = self->page_bytes * spec->pages;
+    if (bytes == 0)
+        return true;
+    /* Touched lazily: a page costs memory once a row is stored in it. */
+    void *pages = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                       -1, 0);
+    if (pages == MAP_FAILED)
+        return false;
+    self->pages = pages;
+    self->pages_bytes = bytes;
+    return true;
+}
+
+static bool create_scratch(hk_model *self, const hk_model_spec *spec)
+{
+    for (int i = 0; i < spec->op_count; i++) {
+        const hk_op *op = &spec->ops[i];
+        if (op->kind == HK_OP_ATTENTION) {
+            const int64_t floats = hk_attention_scratch(op->heads / spec->stores[op->store].heads,
+                                                        op->head_size);
+            self->scratch_floats = hk_max(self->scratch_floats, hk_round_up(floats, HK_VECTOR));
+        }
+    }
+    self->scratch = zeroed(self->scratch_floats * hk_pool_threads(self->pool), sizeof *self->scratch);
+    self->blocks = zeroed(spec->max_rows, sizeof *self->blocks);
+    return self->scratch && self->blocks;
+}
+
+hk_model *hk_model_create(const hk_model_spec *spec, hk_pool *pool)
+{
+    hk_model *self = zeroed(1, sizeof *self);
+    if (!self)
+        return NULL;
+    self->pool = pool;
+    self->op_count = spec->op_count;
+    self->ops = copy_of(spec->ops, spec->op_count, sizeof *self->ops);
+    self->weights = copy_of(spec->weights, spec->weight_count, sizeof *self->weights);
+    self->vectors = copy_of(spec->vectors, spec->vector_count, sizeof *self->vectors);
+    self->buffers = zeroed(spec->buffer_count, sizeof *self->buffers);
+    bool ok = self->ops && self->weights && self->vectors && self->buffers;
+    for (; ok && self->buffer_count < spec->buffer_count; self->buffer_count++)
+        ok = create_buffer(&self->buffers[self->buffer_count], &spec->buffers[self->buffer_count],
+                           spec->max_rows);
+    if (!ok || !create_ropes(self, spec) || !create_stores(self, spec) || !create_scratch(self, spec)) {
+        hk_model_destroy(self);
+        return NULL;
+    }
+    return self;
+}
+
+void hk_model_destroy(hk_model *self)
+{
+    if (!self)
+        return;
+    for (int i = 0; i < self->buffer_count; i++) {
+        free(self->buffers[i].x);
+        free(self->buffers[i].q);
+        free(self->buffers[i].scale);
+        free(self->buffers[i].sum);
+    }
+    for (int i = 0; i < self->rope_count; i++)
+        free((void *)self->ropes[i].frequencies);
+    if (self->pages)
+        munmap(self->pages, (size_t)self->pages_bytes);
+    free(self->ops);
+    free(self->weights);
+    free((void *)self->vectors);
+    free(self->buffers);
+    free(self->ropes);
+    free(self->stores);
+    free(self->scratch);
+    free(self->blocks);
+    free(self);
+}
+
+/* ---- Ops: each does part `part` of `parts` ------------------------------------------------------- */
+
+static float *float_rows(const hk_model *model, int32_t id)
+{
+    const buffer *self = &model->buffers[id];
+    return self->kind == HK_BUFFER_LOGITS ? model->step->logits : self->x;
+}
+
+static float *float_row(const hk_model *model, int32_t id, int64_t row)
+{
+    return float_rows(model, id) + row * model->buffers[id].stride;
+}
+
+static const int32_t *page_table(const hk_step *step, int64_t row)
+{
+    return step->pages + (int64_t)step->sequences[row] * step->page_columns;
+}
+
+static void run_embed(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+{
+    const hk_weight *weight = &model->weights[op->weight];
+    int64_t first, last;
+    hk_share(rows, part, parts, &first, &last);
+    for (int64_t row = first; row < last; row++) {
+        float *out = float_row(model, op->out, row);
+        hk_unpack_row(weight->layout, weight->data, weight->columns, model->step->tokens[row], out);
+        for (int64_t i = 0; i < weight->columns; i++)
+            out[i] *= op->scale;
+    }
+}
+
+static void run_norm(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+{
+    const int64_t width = model->buffers[op->src].width / op->heads;
+    int64_t first, last;
+    hk_share(rows * op->heads, part, parts, &first, &last);
+    for (int64_t item = first; item < last; item++) {
+        const int64_t row = item / op->heads, at = item % op->heads * width;
+        hk_kernels_get()->norm(float_row(model, op->src, row) + at, model->vectors[op->vector], width,
+                               op->eps, float_row(model, op->out, row) + at);
+    }
+}
+
+static void run_quantise(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+{
+    const buffer *out = &model->buffers[op->out];
+    const int64_t blocks = hk_blocks(out->width);
+    int64_t first, last;
+    hk_share(rows * blocks, part, parts, &first, &last);
+    while (first < last) {
+        const int64_t row = first / blocks, block = first % blocks;
+        const int64_t count = hk_min(blocks - block, last - first);
+        hk_kernels_get()->quantise(float_row(model, op->src, row) + block * HK_BLOCK, count,
+                                   out->q + first * HK_BLOCK, out->scale + first, out->sum + 2 * first);
+        first += count;
+    }
+}
+
+static void matmul_groups(const hk_weight *weight, const hk_activations *act, const float *bias,
+                          int64_t rows, float *out, int64_t out_stride, int part, int parts)
+{
+    const int64_t group_bytes = hk_blocks(weight->columns) * hk_layout_table[weight->layout].bytes;
+    const hk_matmul_kernel kernel = hk_kernels_get()->matmul[weight->layout];
+    int64_t first, last;
+    hk_share(hk_groups(weight->rows), part, parts, &first, &last);
+    for (int64_t group = first; group < last; group++) {
+        const int lanes = (int)hk_min(HK_LANES, weight->rows - group * HK_LANES);
+        float *column = out + group * HK_LANES;
+        kernel((const uint8_t *)weight->data + group * group_bytes, act, 0, rows, column, out_stride, lanes);
+        for (int64_t row = 0; bias && row < rows; row++)
+            for (int lane = 0; lane < lanes; lane++)
+                column[row * out_stride + lane] += bias[group * HK_LANES + lane];
+    }
+}
+
+static hk_activations activations_of(const hk_model *model, int32_t id)
+{
+    const buffer *self = &model->buffers[id];
+    return (hk_activations){hk_blocks(self->width), self->q, self->scale, self->sum, self->x, self->stride};
+}
+
+static void run_matmul(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+{
+    const hk_activations act = activations_of(model, op->src);
+    matmul_groups(&model->weights[op->weight], &act, op->vector < 0 ? NULL : model->vectors[op->vector],
+                  rows, float_rows(model, op->out), model->buffers[op->out].stride, part, parts);
+}
+
+static void run_rope_table(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+{
+    const hk_rope *rope = &model->ropes[op->rope];
+    int64_t first, last;
+    hk_share(rows, part, parts, &first, &last);
+    for (int64_t row = first; row < last; row++) {
+        float *cosine = float_row(model, op->out, row), *sine = cosine + rope->pairs;
+        for (int i = 0; i < rope->pairs; i++) {
+            const double angle = (double)model->step->positions[row] * rope->frequencies[i];
+            cosine[i] = (float)cos(angle) * rope->magnitude;
+            sine[i] = (float)sin(angle) * rope->magnitude;
+        }
+    }
+}
+
+static void run_rope(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+{
+    const hk_rope *rope = &model->ropes[op->rope];
+    int64_t first, last;
+    hk_share(rows * op->heads, part, parts, &first, &last);
+    for (int64_t item = first; item < last; item++) {
+        const int64_t row = item / op->heads;
+        hk_kernels_get()->rope(float_row(model, op->out, row) + item % op->heads * op->head_size,
+                               float_row(model, op->src2, row), rope->pairs, rope->interleaved != 0);
+    }
+}
+
+static void run_store(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+{
+    const hk_step *step = model->step;
+    const store *self = &model->stores[op->store];
+    const int64_t values = HK_PAGE * self->heads * self->row_bytes;
+    int64_t first, last;
+    hk_share(rows * self->heads, part, parts, &first, &last);
+    for (int64_t item = first; item < last; item++) {
+        const int64_t row = item / self->heads, head = item % self->heads;
+        const int32_t position = step->positions[row];
+        uint8_t *page = model->pages + page_table(step, row)[position / HK_PAGE] * model->page_bytes;
+        uint8_t *dst = page + self->offset + (head * HK_PAGE + position % HK_PAGE) * self->row_bytes;
+        const int64_t at = head * self->head_size;
+        hk_codec_encode(model->codec, float_row(model, op->src, row) + at, self->head_size, dst);
+        hk_codec_encode(model->codec, float_row(model, op->src2, row) + at, self->head_size, dst + values);
+    }
+}
+
+static void run_attention(const hk_model *model, const hk_op *op, int part, int parts)
+{
+    const hk_step *step = model->step;
+    const store *self = &model->stores[op->store];
+    const int heads = op->heads / self->heads;
+    float *scratch = model->scratch + part * model->scratch_floats;
+    for (int64_t item = part; item < (int64_t)model->block_count * self->heads; item += parts) {
+        const query_block *block = &model->blocks[item / self->heads];
+        const int64_t head = item % self->heads, at = head * heads * op->head_size;
+        const int64_t keys = self->offset + head * HK_PAGE * self->row_bytes;
+        const hk_attention_job job = {
+            .q = float_row(model, op->src, block->first) + at,
+            .q_stride = model->buffers[op->src].stride,
+            .out = float_row(model, op->out, block->first) + at,
+            .out_stride = model->buffers[op->out].stride,
+            .positions = step->positions + block->first,
+            .rows = block->rows,
+            .heads = heads,
+            .head_size = op->head_size,
+            .window = op->window,
+            .scale = op->scale,
+            .codec = model->codec,
+            .base = model->pages,
+            .page_bytes = model->page_bytes,
+            .k_offset = keys,
+            .v_offset = keys + HK_PAGE * self->heads * self->row_bytes,
+            .row_bytes = self->row_bytes,
+            .pages = page_table(step, block->first),
+        };
+        hk_kernels_get()->attention(&job, scratch);
+    }
+}
+
+/* gate and add: any split of the elements gives the same result. */
+static void run_elements(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+{
+    const int64_t width = model->buffers[op->out].width;
+    const hk_kernels *kernels = hk_kernels_get();
+    int64_t first, last;
+    hk_share(rows * width, part, parts, &first, &last);
+    while (first < last) {
+        const int64_t row = first / width, at = first % width;
+        const int64_t count = hk_min(width - at, last - first);
+        const float *a = float_row(model, op->src, row) + at, *b = float_row(model, op->src2, row) + at;
+        float *out = float_row(model, op->out, row) + at;
+        if (op->kind == HK_OP_GATE)
+            kernels->gate(op->activation, a, b, count, out);
+        else
+            kernels->add(a, b, count, out);
+        first += count;
+    }
+}
+
+static void run_select(const hk_model *model, const hk_op *op, int part, int parts)
+{
+    const int64_t width = model->buffers[op->src].width;
+    int64_t first, last;
+    hk_share(model->step->selected, part, parts, &first, &last);
+    for (int64_t row = first; row < last; row++)
+        memcpy(float_row(model, op->out, row), float_row(model, op->src, model->step->selection[row]),
+               (size_t)width * sizeof(float));
+}
+
+static void run_op(const hk_model *model, const hk_op *op, int part, int parts)
+{
+    const int64_t rows = op->selected ? model->step->selected : model->step->rows;
+    switch ((enum hk_op_kind)op->kind) {
+    case HK_OP_EMBED: run_embed(model, op, rows, part, parts); break;
+    case HK_OP_NORM: run_norm(model, op, rows, part, parts); break;
+    case HK_OP_QUANTISE: run_quantise(model, op, rows, part, parts); break;
+    case HK_OP_MATMUL: run_matmul(model, op, rows, part, parts); break;
+    case HK_OP_ROPE_TABLE: run_rope_table(model, op, rows, part, parts); break;
+    case HK_OP_ROPE: run_rope(model, op, rows, part, parts); break;
+    case HK_OP_STORE: run_store(model, op, rows, part, parts); break;
+    case HK_OP_ATTENTION: run_attention(model, op, part, parts); break;
+    case HK_OP_GATE:
+    case HK_OP_ADD: run_elements(model, op, rows, part, parts); break;
+    case HK_OP_SELECT: run_select(model, op, part, parts); break;
+    }
+}
+
+static void step_task(void *context, int part, int parts)
+{
+    const hk_model *model = context;
+    for (int i = 0; i < model->op_count; i++) {
+        if (model->ops[i].wait)
+            hk_pool_barrier(model->pool);
+        run_op(model, &model->ops[i], part, parts);
+    }
+}
+
+/* Cut the step's rows into runs of one sequence. The cut depends on the batch, results do not: every
+ * row folds its own tiles in its own order. */
+static void cut_query_blocks(hk_model *model, const hk_step *step)
+{
+    model->block_count = 0;
+    for (int32_t row = 0; row < step->rows; row++) {
+        query_block *last = &model->blocks[model->block_count - 1];
+        if (model->block_count > 0 && last->rows < HK_QUERY_TILE
+            && step->sequences[row] == step->sequences[last->first])
+            last->rows++;
+        else
+            model->blocks[model->block_count++] = (query_block){row, 1};
+    }
+}
+
+void hk_model_step(hk_model *model, const hk_step *step)
+{
+    model->step = step;
+    cut_query_blocks(model, step);
+    hk_pool_run(model->pool, step_task, model);
+    model->step = NULL;
+}
+
+/* ---- One matmul by itself ------------------------------------------------------------------------ */
+
+typedef struct matmul_job {
+    const hk_weight *weight;
+    const hk_activations *act;
+    int64_t rows;
+    float *out;
+} matmul_job;
+
+static void matmul_task(void *context, int part, int parts)
+{
+    const matmul_job *job = context;
+    matmul_groups(job->weight, job->act, NULL, job->rows, job->out, job->weight->rows, part, parts);
+}
+
+int hk_matmul(hk_pool *pool, int layout, const void *packed, int64_t outputs, int64_t columns,
+              const float *x, int64_t rows, float *out)
+{
+    buffer padded = {0}, quantised = {0};
+    const bool ok = create_buffer(&padded, &(hk_buffer){HK_BUFFER_FLOAT, (int32_t)columns}, rows)
+                    && create_buffer(&quantised, &(hk_buffer){HK_BUFFER_QUANTISED, (int32_t)columns}, rows);
+    if (ok) {
+        const int64_t blocks = hk_blocks(columns);
+        for (int64_t row = 0; row < rows; row++)
+            memcpy(padded.x + row * padded.stride, x + row * columns, (size_t)columns * sizeof *x);
+        hk_kernels_get()->quantise(padded.x, rows * blocks, quantised.q, quantised.scale, quantised.sum);
+        const hk_weight weight = {layout, outputs, columns, packed};
+        const hk_activations act = {blocks,        quantised.q, quantised.scale,
+                                    quantised.sum, padded.x,    padded.stride};
+        hk_pool_run(pool, matmul_task, &(matmul_job){&weight, &act, rows, out});
+    }
+    free(padded.x);
+    free(quantised.q);
+    free(quantised.scale);
+    free(quantised.sum);
+    return ok ? HK_OK : HK_NO_MEMORY;
+}
