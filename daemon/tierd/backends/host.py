@@ -1,0 +1,468 @@
+"""The host backend: compiles a plan for the C kernels and runs a whole step in one foreign call.
+
+Compiling lowers the plan: an op that quantises a buffer is put before the first matmul that reads it, a
+table of rotations is made once per step and rope, and an op waits for the others only where it reads
+or overwrites what an earlier op touched. Weights are packed into the kernels' layouts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierd.backends import library
+from tierd.backends.protocol import Logits
+from tierd.core import Batch
+from tierd.errors import ExecutorError, ModelError, UnsupportedModelError
+from tierd.models.formats import KVCodec
+from tierd.models.gguf import GGUFFile
+from tierd.models.plan import (
+    Activation,
+    Add,
+    Attention,
+    Embed,
+    Gate,
+    MatMul,
+    Norm,
+    Op,
+    Plan,
+    Rope,
+    RopeSpec,
+    RowStore,
+    SelectRows,
+    StoreRows,
+)
+
+PAGE_POSITIONS = 64
+_LARGEST_HEAD = 4096
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+class ThreadPool:
+    """The threads that run host steps, shared by all executors, one step at a time.
+
+    lock: held by whoever runs on the threads.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """Start `threads` threads, the caller of a step among them; 0 takes one per usable core."""
+        _, self._lib = library.load()
+        self.threads = threads or usable_cores()
+        self.lock = threading.Lock()
+        self.handle = self._lib.hk_pool_create(self.threads)
+        if not self.handle:
+            raise ModelError(f"cannot start {self.threads} threads; lower engine.threads")
+
+    def close(self) -> None:
+        """Stop the threads. Idempotent; no executor may run after it."""
+        if self.handle:
+            self._lib.hk_pool_destroy(self.handle)
+            self.handle = None
+
+
+def page_bytes(plan: Plan, codec: KVCodec) -> int:
+    """Return the bytes of one K/V page, PAGE_POSITIONS positions of every layer.
+
+    Raises UnsupportedModelError when a head does not fit the codec.
+    """
+    ffi, lib = library.load()
+    stores = _row_stores(plan, codec)
+    spec = ffi.new("hk_store[]", [(store.heads, store.head_size) for store in stores])
+    return int(lib.hk_page_bytes(spec, len(stores), codec.id))
+
+
+def compile_plan(
+    plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int, pool: ThreadPool
+) -> HostExecutor:
+    """Compile a checked plan and pack its weights.
+
+    pages: K/V pages to reserve, touched lazily. max_rows: most rows of one step.
+    Raises UnsupportedModelError for what the kernels lack and ModelError when memory runs out.
+    """
+    lowering = _Lowering(plan, codec)
+    for op in plan.ops:
+        lowering.add(op, file)
+    return HostExecutor(plan, file, lowering, codec=codec, pages=pages, max_rows=max_rows, pool=pool)
+
+
+class HostBackend:
+    """This machine's processor as a backend: a pool of threads that its executors share."""
+
+    name = "cpu"
+    page_positions = PAGE_POSITIONS
+
+    def __init__(self, threads: int) -> None:
+        """Start the threads; 0 takes one per usable core. Raises ModelError when they cannot start."""
+        self._pool = ThreadPool(threads)
+
+    def page_bytes(self, plan: Plan, codec: KVCodec) -> int:
+        """See Backend."""
+        return page_bytes(plan, codec)
+
+    def compile(
+        self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int
+    ) -> HostExecutor:
+        """See Backend."""
+        return compile_plan(plan, file, codec=codec, pages=pages, max_rows=max_rows, pool=self._pool)
+
+    def close(self) -> None:
+        """Stop the threads. Idempotent; every executor has been closed."""
+        self._pool.close()
+
+
+def _row_stores(plan: Plan, codec: KVCodec) -> list[RowStore]:
+    stores = []
+    for store in plan.stores:
+        if not isinstance(store, RowStore):
+            raise UnsupportedModelError(
+                f"{plan.architecture} keeps a recurrent state, which the host backend does not have"
+            )
+        codec.row_bytes(store.head_size)
+        if store.head_size > _LARGEST_HEAD:
+            raise UnsupportedModelError(
+                f"{plan.architecture} has heads of {store.head_size} values; {_LARGEST_HEAD} are supported"
+            )
+        stores.append(store)
+    return stores
+
+
+class _Names:
+    """Numbers names in the order in which they first come up."""
+
+    def __init__(self) -> None:
+        self._index: dict[Any, int] = {}
+
+    def number(self, name: Hashable) -> int:
+        return self._index.setdefault(name, len(self._index))
+
+    def __iter__(self) -> Any:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Quantised:
+    """Name of the quantised copy of a float buffer."""
+
+    buffer: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _RopeTable:
+    """Name of the table of rotations of one rope."""
+
+    rope: RopeSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Stored:
+    """Name of a layer's K/V rows, as something that ops read and write."""
+
+    layer: int
+
+
+class _Lowering:
+    """Turns a plan's ops into the kernels' ops."""
+
+    def __init__(self, plan: Plan, codec: KVCodec) -> None:
+        self.plan = plan
+        self.ffi, self.lib = library.load()
+        self.ops: list[dict[str, Any]] = []
+        self.buffers = _Names()
+        self.widths: list[int] = []
+        self.weights = _Names()
+        self.vectors = _Names()
+        self.ropes = _Names()
+        self.stores = _row_stores(plan, codec)
+        self._store_of_layer = {store.layer: index for index, store in enumerate(self.stores)}
+        self._fresh: set[_Quantised | _RopeTable] = set()
+        self._selected = False
+        self._read: set[Hashable] = set()
+        self._written: set[Hashable] = set()
+
+    def add(self, op: Op, file: GGUFFile) -> None:
+        """Lower one op, after what it needs."""
+        match op:
+            case Embed(weight, out, scale):
+                self._emit("EMBED", [], out, weight=self.weights.number(weight), scale=scale)
+            case Norm(src, weight, out, eps, heads):
+                vector = self.vectors.number(weight)
+                self._emit("NORM", [src], out, vector=vector, eps=eps, heads=heads)
+            case MatMul(src, weight, out, bias):
+                vector = -1 if bias is None else self.vectors.number(bias)
+                source = self._matmul_source(src, file.tensors[weight].format.id)
+                self._emit("MATMUL", [source], out, weight=self.weights.number(weight), vector=vector)
+            case Rope(buffer, heads, spec):
+                head_size = self.plan.buffers[buffer] // heads
+                table = self._rope_table(spec)
+                self._emit(
+                    "ROPE",
+                    [buffer, table],
+                    buffer,
+                    rope=self.ropes.number(spec),
+                    heads=heads,
+                    head_size=head_size,
+                )
+            case StoreRows(k, v, layer):
+                self._emit("STORE", [k, v], _Stored(layer), store=self._store_of_layer[layer])
+            case Attention(q, out, layer, heads, scale, window):
+                store = self._store_of_layer[layer]
+                self._emit(
+                    "ATTENTION",
+                    [q, _Stored(layer)],
+                    out,
+                    store=store,
+                    heads=heads,
+                    head_size=self.stores[store].head_size,
+                    scale=scale,
+                    window=window,
+                )
+            case Gate(gate, up, out, activation):
+                kind = self.lib.HK_SILU if activation is Activation.SILU else self.lib.HK_GELU
+                self._emit("GATE", [gate, up], out, activation=kind)
+            case Add(a, b, out):
+                self._emit("ADD", [a, b], out)
+            case SelectRows(src, out):
+                self._emit("SELECT", [src], out)
+                self._selected = True
+
+    def _matmul_source(self, src: str, weight_format: int) -> Hashable:
+        """Float weights read floats; the others a quantised copy, made once per value of the buffer."""
+        if self.lib.hk_layout_of(weight_format) < self.lib.HK_LAYOUT_Q8X16:
+            return src
+        quantised = _Quantised(src)
+        if quantised not in self._fresh:
+            self._emit("QUANTISE", [src], quantised)
+            self._fresh.add(quantised)
+        return quantised
+
+    def _rope_table(self, spec: RopeSpec) -> _RopeTable:
+        table = _RopeTable(spec)
+        if table not in self._fresh:
+            self._emit("ROPE_TABLE", [], table, rope=self.ropes.number(spec))
+            self._fresh.add(table)
+        return table
+
+    def _emit(self, kind: str, reads: Sequence[Hashable], writes: Hashable, **fields: Any) -> None:
+        sources = [self._buffer(name) for name in reads if not isinstance(name, _Stored)]
+        out = -1 if isinstance(writes, _Stored) else self._buffer(writes)
+        wait = bool(self._written & {*reads, writes}) or writes in self._read
+        if wait:
+            self._read.clear()
+            self._written.clear()
+        self._read.update(reads)
+        self._written.add(writes)
+        if isinstance(writes, str):
+            self._fresh.discard(_Quantised(writes))
+        op = dict.fromkeys(("src", "src2", "weight", "vector", "rope", "store"), -1)
+        op.update(dict(zip(("src", "src2"), sources, strict=False)))
+        op.update(fields)
+        op.update(kind=getattr(self.lib, f"HK_OP_{kind}"), wait=wait, selected=self._selected, out=out)
+        self.ops.append(op)
+
+    def _buffer(self, name: Hashable) -> int:
+        number = self.buffers.number(name)
+        if number == len(self.widths):
+            match name:
+                case _Quantised(buffer):
+                    self.widths.append(self.plan.buffers[buffer])
+                case _RopeTable(rope):
+                    self.widths.append(2 * len(rope.frequencies))
+                case str():
+                    self.widths.append(self.plan.buffers[name])
+        return number
+
+    def kind_of(self, name: Hashable) -> int:
+        """Return the kernels' kind of a buffer."""
+        if isinstance(name, _Quantised):
+            return int(self.lib.HK_BUFFER_QUANTISED)
+        return int(self.lib.HK_BUFFER_LOGITS if name == self.plan.logits else self.lib.HK_BUFFER_FLOAT)
+
+
+class HostExecutor:
+    """A plan compiled for the host kernels, with its packed weights and its K/V pages."""
+
+    name = "cpu"
+    page_positions = PAGE_POSITIONS
+
+    def __init__(
+        self,
+        plan: Plan,
+        file: GGUFFile,
+        lowering: _Lowering,
+        *,
+        codec: KVCodec,
+        pages: int,
+        max_rows: int,
+        pool: ThreadPool,
+    ) -> None:
+        """Use `compile_plan`."""
+        self.pages = pages
+        self.max_rows = max_rows
+        self._pool = pool
+        self.vocabulary = plan.vocabulary
+        self._ffi, self._lib = library.load()
+        self._vectors = [_floats(file, name) for name in lowering.vectors]
+        self._weights = [_pack(file, name, pool) for name in lowering.weights]
+        self._handle = self._create(file, lowering, codec, pool)
+        if not self._handle:
+            raise ModelError(
+                f"{file.path}: no memory for {pages} K/V pages and the buffers of a step of {max_rows} rows; "
+                "lower kv.memory_mb, context or streams"
+            )
+        self._tokens = np.zeros(max_rows, np.int32)
+        self._positions = np.zeros(max_rows, np.int32)
+        self._sequences = np.zeros(max_rows, np.int32)
+        self._selection = np.zeros(max_rows, np.int32)
+        self._logits: Logits = np.empty((0, plan.vocabulary), np.float32)
+        self._step = self._ffi.new("hk_step *")
+
+    def _create(self, file: GGUFFile, lowering: _Lowering, codec: KVCodec, pool: ThreadPool) -> Any:
+        new = self._ffi.new
+        frequencies = [new("double[]", list(rope.frequencies)) for rope in lowering.ropes]
+        arrays = {
+            "ops": new("hk_op[]", lowering.ops),
+            "buffers": new(
+                "hk_buffer[]",
+                list(zip(map(lowering.kind_of, lowering.buffers), lowering.widths, strict=True)),
+            ),
+            "weights": new(
+                "hk_weight[]",
+                [
+                    (
+                        self._lib.hk_layout_of(file.tensors[name].format.id),
+                        *file.tensors[name].shape,
+                        library.pointer(packed, "void *"),
+                    )
+                    for name, packed in zip(lowering.weights, self._weights, strict=True)
+                ],
+            ),
+            "vectors": new("float *[]", [library.pointer(vector, "float *") for vector in self._vectors]),
+            "ropes": new(
+                "hk_rope[]",
+                [
+                    (len(rope.frequencies), rope.interleaved, rope.magnitude, array)
+                    for rope, array in zip(lowering.ropes, frequencies, strict=True)
+                ],
+            ),
+            "stores": new("hk_store[]", [(store.heads, store.head_size) for store in lowering.stores]),
+        }
+        spec = new("hk_model_spec *")
+        for name, array in arrays.items():
+            setattr(spec, name, array)
+            setattr(spec, f"{name.removesuffix('s')}_count", len(array))
+        spec.codec, spec.pages, spec.max_rows = codec.id, self.pages, self.max_rows
+        return self._lib.hk_model_create(spec, pool.handle)
+
+    def run(self, batch: Batch) -> Logits:
+        """See `Executor.run`."""
+        page_tables = self._load(batch)
+        rows, wanted = batch.rows, batch.logit_rows
+        if len(self._logits) < wanted:
+            self._logits = np.empty((wanted, self.vocabulary), np.float32)
+        step = self._step
+        step.rows = rows
+        step.tokens = library.pointer(self._tokens, "int32_t *")
+        step.positions = library.pointer(self._positions, "int32_t *")
+        step.sequences = library.pointer(self._sequences, "int32_t *")
+        step.pages = library.pointer(page_tables, "int32_t *")
+        step.page_columns = page_tables.shape[1]
+        step.selected = wanted
+        step.selection = library.pointer(self._selection, "int32_t *")
+        step.logits = library.pointer(self._logits, "float *")
+        with self._pool.lock:
+            self._lib.hk_model_step(self._handle, step)
+        return self._logits[:wanted]
+
+    def _load(self, batch: Batch) -> npt.NDArray[np.int32]:
+        """Write the batch's rows into the step's arrays and return the page tables.
+
+        Raises ExecutorError for what would lead the kernels astray.
+        """
+        if not self._handle:
+            raise ExecutorError("the executor is closed")
+        if not 1 <= batch.rows <= self.max_rows:
+            raise ExecutorError(f"a step of {batch.rows} rows; 1 to {self.max_rows} are possible")
+        columns = max(len(chunk.pages) for chunk in batch.chunks)
+        page_tables = np.zeros((len(batch.chunks), max(columns, 1)), np.int32)
+        row = wanted = 0
+        for number, chunk in enumerate(batch.chunks):
+            end = row + len(chunk.tokens)
+            if chunk.start < 0 or (chunk.start + len(chunk.tokens)) > len(chunk.pages) * PAGE_POSITIONS:
+                raise ExecutorError(
+                    f"positions {chunk.start} to {chunk.start + len(chunk.tokens) - 1} do not lie in "
+                    f"{len(chunk.pages)} pages"
+                )
+            self._tokens[row:end] = chunk.tokens
+            self._positions[row:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
+            self._sequences[row:end] = number
+            page_tables[number, : len(chunk.pages)] = chunk.pages
+            for offset in chunk.logit_rows:
+                if not 0 <= offset < len(chunk.tokens):
+                    raise ExecutorError(f"logits of row {offset} in a chunk of {len(chunk.tokens)}")
+                self._selection[wanted] = row + offset
+                wanted += 1
+            row = end
+        _check_ids("token", self._tokens[:row], self.vocabulary)
+        _check_ids("page", page_tables, self.pages)
+        return page_tables
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        if self._handle:
+            self._lib.hk_model_destroy(self._handle)
+            self._handle = None
+            self._weights.clear()
+            self._vectors.clear()
+
+
+def _check_ids(what: str, ids: npt.NDArray[np.int32], count: int) -> None:
+    if ids.min() < 0 or ids.max() >= count:
+        raise ExecutorError(f"a {what} id in {ids.min()} to {ids.max()}; ids run from 0 to {count - 1}")
+
+
+def _floats(file: GGUFFile, name: str) -> npt.NDArray[np.float32]:
+    """Return a tensor dequantised, flat."""
+    _, lib = library.load()
+    tensor = file.tensors[name]
+    values = np.empty(int(np.prod(tensor.shape)), np.float32)
+    source = file.data(name)
+    lib.hk_dequantise(
+        tensor.format.id, library.pointer(source, "void *"), values.size, library.pointer(values, "float *")
+    )
+    return values
+
+
+def _pack(file: GGUFFile, name: str, pool: ThreadPool) -> npt.NDArray[np.uint8]:
+    """Return a matrix in its packed layout."""
+    _, lib = library.load()
+    tensor = file.tensors[name]
+    rows, columns = tensor.shape
+    layout = lib.hk_layout_of(tensor.format.id)
+    try:
+        packed = library.aligned_empty(lib.hk_packed_bytes(layout, rows, columns))
+    except MemoryError:
+        raise ModelError(f"{file.path}: no memory to pack tensor {name}") from None
+    source = file.data(name)
+    with pool.lock:
+        lib.hk_pack(
+            pool.handle,
+            tensor.format.id,
+            library.pointer(source, "void *"),
+            rows,
+            columns,
+            library.pointer(packed, "void *"),
+        )
+    return packed

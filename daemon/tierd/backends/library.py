@@ -1,0 +1,120 @@
+"""The host kernels' shared library, bound with cffi in ABI mode.
+
+The declarations are read from the library's own header, which is installed beside it, so the two
+cannot drift apart. `HOSTKERNELS_LIBRARY` names another build of the library, such as the sanitized one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import os
+from pathlib import Path
+from typing import Any
+
+import cffi
+import numpy as np
+import numpy.typing as npt
+
+from tierd.errors import TierdError
+
+_ABI_VERSION = 1
+_LIBRARY = "libhostkernels.so"
+_HEADER = "hostkernels.h"
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def _library_path() -> Path:
+    override = os.environ.get("HOSTKERNELS_LIBRARY")
+    if override:
+        return Path(override)
+    return Path(str(importlib.resources.files("tierd").joinpath(_LIBRARY)))
+
+
+@functools.cache
+def load() -> tuple[Any, Any]:
+    """Open the library once and return (ffi, lib).
+
+    Raises TierdError when it is missing or of another ABI version.
+    """
+    path = _library_path()
+    try:
+        header = path.with_name(_HEADER).read_text()
+        ffi = cffi.FFI()
+        ffi.cdef(header.split("/* cffi: begin */")[1].split("/* cffi: end */")[0])
+        lib = ffi.dlopen(str(path))
+    except (OSError, IndexError) as error:
+        raise TierdError(f"host kernels at {path} cannot be loaded ({error}); reinstall tierd") from error
+    version = lib.hk_abi_version()
+    if version != _ABI_VERSION:
+        raise TierdError(
+            f"host kernels at {path} have ABI version {version}, {_ABI_VERSION} is needed; reinstall tierd"
+        )
+    return ffi, lib
+
+
+def level() -> str:
+    """Return the name of the kernels' active CPU level."""
+    ffi, lib = load()
+    return str(ffi.string(lib.hk_level()).decode())
+
+
+def pointer(array: npt.NDArray[Any], ctype: str) -> Any:
+    """Return the address of a C-contiguous array as `ctype`. The caller keeps the array alive."""
+    ffi, _ = load()
+    return ffi.cast(ctype, array.ctypes.data)
+
+
+def aligned_empty(count: int) -> npt.NDArray[np.uint8]:
+    """Return `count` uninitialised bytes that start on a multiple of 64."""
+    memory = np.empty(count + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + count]
+
+
+def argmax(logits: FloatArray) -> int:
+    """Return the most likely id of a row of logits, shape (vocabulary,); the lowest on a tie."""
+    _, lib = load()
+    return int(lib.hk_argmax(pointer(logits, "float *"), logits.size))
+
+
+def sample(
+    logits: FloatArray,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    uniform: float,
+) -> int:
+    """Draw an id from a row of logits, shape (vocabulary,), with `uniform` from [0, 1).
+
+    The chain is temperature (above 0), top_k (0: off), top_p (1: off), min_p (0: off).
+    """
+    _, lib = load()
+    scratch = _scratch(logits.size)
+    return int(
+        lib.hk_sample(
+            pointer(logits, "float *"),
+            logits.size,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            uniform,
+            pointer(scratch, "void *"),
+        )
+    )
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return a number in [0, 1) that depends on (seed, position) alone; both 64 bits, unsigned."""
+    _, lib = load()
+    return float(lib.hk_uniform(seed, position))
+
+
+@functools.lru_cache(maxsize=8)
+def _scratch(count: int) -> npt.NDArray[np.uint64]:
+    """Working memory of a draw, kept per vocabulary. Only the engine thread draws."""
+    return np.empty(2 * count, np.uint64)
