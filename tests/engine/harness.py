@@ -80,8 +80,10 @@ class Gate:
         self._open.release(steps)
 
 
-def model(id: str, *, streams: int = 8, default: bool = False) -> ModelSettings:
-    return ModelSettings(id=id, path=Path(f"{id}.gguf"), streams=streams, default=default)
+def model(
+    id: str, *, path: Path = Path("null.gguf"), streams: int = 8, default: bool = False
+) -> ModelSettings:
+    return ModelSettings(id=id, path=path, streams=streams, default=default)
 
 
 NULL = model("null", default=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tierd.chat.renderer import Renderer
 from tierd.chat.tokenizer import Tokenizer
@@ -45,13 +45,10 @@ class Catalogue:
     def __bool__(self) -> bool:
         return bool(self.entries)
 
-    def with_loading(self, loading: Iterable[str]) -> Catalogue:
-        """Return a catalogue that names these models as on their way."""
-        return replace(self, loading=tuple(sorted(loading)))
-
-    def with_entry(self, entry: CatalogueEntry) -> Catalogue:
-        """Return a catalogue that lists one more model."""
-        return replace(self, entries=dict(sorted({**self.entries, entry.id: entry}.items())))
+    def extend(self, *entries: CatalogueEntry, loading: Iterable[str]) -> Catalogue:
+        """Return a catalogue that lists these models as well, and those that are on their way."""
+        merged = {**self.entries, **{entry.id: entry for entry in entries}}
+        return Catalogue(dict(sorted(merged.items())), tuple(sorted(loading)))
 
     def resolve(self, name: str | None = None) -> CatalogueEntry:
         """Return the model called `name`; None: the default one.

@@ -107,8 +107,6 @@ class Loop:
             case Load():
                 self._load(message)
             case LoadDone(load, result):
-                del self._loads[load.settings.id]
-                self.catalogue = self.catalogue.with_loading(self._loads)
                 self._loaded(load, result)
             case Stop():
                 self._stop()
@@ -158,7 +156,7 @@ class Loop:
             load.loaded.set_exception(SettingsError(f"{model}: a model of that name is there already"))
             return
         self._loads[model] = load
-        self.catalogue = self.catalogue.with_loading(self._loads)
+        self.catalogue = self.catalogue.extend(loading=self._loads)
         # A daemon: opening a file from a hung disk must not keep the process from ending.
         threading.Thread(target=self._open, args=(load,), name=f"tierd-load-{model}", daemon=True).start()
 
@@ -175,6 +173,7 @@ class Loop:
         self._inbox.put(LoadDone(load, result))
 
     def _loaded(self, load: Load, result: Slot | Exception) -> None:
+        del self._loads[load.settings.id]
         if isinstance(result, Slot) and self._stopping:
             result.close()
             result = UnavailableError("the server is shutting down")
@@ -184,9 +183,10 @@ class Loop:
             if device not in self._runners:
                 self._runners[device] = Runner(device, self._inbox)
             entry = describe(result)
-            self.catalogue = self.catalogue.with_entry(entry)
+            self.catalogue = self.catalogue.extend(entry, loading=self._loads)
             load.loaded.set_result(entry)
         else:
+            self.catalogue = self.catalogue.extend(loading=self._loads)
             load.loaded.set_exception(result)
 
     def _stop(self) -> None:
