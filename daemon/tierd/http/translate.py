@@ -85,23 +85,22 @@ def budget(entry: CatalogueEntry, prompt: int, asked: tuple[int | None, str], fi
     """
     if prompt == 0:
         raise InvalidRequestError(f"{field}: empty; a model needs something to go on from", param=field)
+    tokens, name = asked
+    wanted = 1 if tokens is None else tokens
+    if prompt + wanted > entry.context:
+        raise ContextLengthExceededError(
+            f"{field}: {prompt} tokens and {wanted} for the answer are {prompt + wanted}, more than the "
+            f"context of {entry.id!r}, {entry.context}; shorten the prompt or lower {name}",
+            param=field,
+        )
     if prompt > entry.max_prompt_tokens:
         raise ContextLengthExceededError(
             f"{field}: {prompt} tokens; this server takes prompts of at most {entry.max_prompt_tokens}",
             param=field,
         )
-    tokens, name = asked
-    if tokens is not None and tokens > entry.max_output_tokens:
+    if wanted > entry.max_output_tokens:
         raise InvalidRequestError(
-            f"{name}: {tokens}; this server gives at most {entry.max_output_tokens}", param=name
-        )
-    wanted = 1 if tokens is None else tokens
-    if prompt + wanted > entry.context:
-        raise ContextLengthExceededError(
-            f"the context of {entry.id!r} is {entry.context} tokens, but this request needs "
-            f"{prompt + wanted}: {prompt} of the prompt and {wanted} for the answer; "
-            f"shorten the prompt or lower {name}",
-            param=field,
+            f"{name}: {wanted}; this server gives at most {entry.max_output_tokens}", param=name
         )
     return min(entry.context - prompt, entry.max_output_tokens) if tokens is None else tokens
 

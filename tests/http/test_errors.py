@@ -1,0 +1,332 @@
+"""Whatever is sent, the answer is a success or an error of OpenAI's shape that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
+
+from live import Live, error_of, serve
+from tierd.errors import ExecutorError, UnavailableError
+from tierd.http import body as body_module
+from tierd.http.errors import ErrorBoundary, describe
+from tierd.http.requests import ChatBody, CompletionBody
+from tierd.settings import LimitsSettings, ModelSettings
+
+HI = [{"role": "user", "content": "hi"}]
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"messages": None}, "messages"),
+        (CHAT, {"messages": "hi"}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": [1]}, "messages[0]"),
+        (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),
+        (CHAT, {"messages": [*HI, {"role": "judge", "content": "hi"}]}, "messages[1].role"),
+        (CHAT, {"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+        ),
+        (CHAT, {"model": 7}, "model"),
+        (CHAT, {"model": "plain"}, "model"),
+        (CHAT, {"stream": "yes"}, "stream"),
+        (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (CHAT, {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        (CHAT, {"max_tokens": 0}, "max_tokens"),
+        (CHAT, {"max_tokens": "many"}, "max_tokens"),
+        (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens"),
+        (CHAT, {"temperature": -0.1}, "temperature"),
+        (CHAT, {"temperature": "hot"}, "temperature"),
+        (CHAT, {"top_p": 1.5}, "top_p"),
+        (CHAT, {"top_k": -2}, "top_k"),
+        (CHAT, {"min_p": 2}, "min_p"),
+        (CHAT, {"seed": 0.5}, "seed"),
+        (CHAT, {"seed": 2**64}, "seed"),
+        (CHAT, {"stop": ""}, "stop"),
+        (CHAT, {"stop": ["a", ""]}, "stop[1]"),
+        (CHAT, {"stop": ["a", 1]}, "stop[1]"),
+        (CHAT, {"stop": ["a"] * 17}, "stop"),
+        (TEXT, {"prompt": None}, "prompt"),
+        (TEXT, {"prompt": ""}, "prompt"),
+        (TEXT, {"prompt": []}, "prompt"),
+        (TEXT, {"prompt": [""]}, "prompt[0]"),
+        (TEXT, {"prompt": [[]]}, "prompt[0]"),
+        (TEXT, {"prompt": ["a", "b"]}, "prompt"),
+        (TEXT, {"prompt": [[1], [2]]}, "prompt"),
+        (TEXT, {"prompt": [1, "a"]}, "prompt"),
+        (TEXT, {"prompt": [1, True]}, "prompt[1]"),
+        (TEXT, {"prompt": [1, -1]}, "prompt[1]"),
+        (TEXT, {"prompt": [[1, 301]]}, "prompt[0][1]"),
+        (TEXT, {"logprobs": 0}, "logprobs"),
+        (TEXT, {"echo": True}, "echo"),
+        (TEXT, {"suffix": "!"}, "suffix"),
+        (TEXT, {"best_of": 2}, "best_of"),
+        (CHAT, {"n": 2}, "n"),
+        (CHAT, {"n": 0}, "n"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools"),
+        (CHAT, {"tool_choice": "auto"}, "tool_choice"),
+        (CHAT, {"functions": [{}]}, "functions"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"logprobs": True}, "logprobs"),
+        (CHAT, {"top_logprobs": 3}, "top_logprobs"),
+        (CHAT, {"logit_bias": {"5": 1}}, "logit_bias"),
+        (CHAT, {"frequency_penalty": 0.5}, "frequency_penalty"),
+        (CHAT, {"presence_penalty": -0.5}, "presence_penalty"),
+        (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+        (CHAT, {"audio": {"voice": "x"}}, "audio"),
+    ],
+)
+def test_a_fault_is_a_400_that_names_the_field(
+    live: Live, path: str, fields: dict[str, object], param: str
+) -> None:
+    sound = {"messages": HI} if path == CHAT else {"prompt": "hi"}
+    status, error = live.refusal(path, sound | fields)
+    assert status == 400
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert param in error["message"] or param == "model"
+
+
+def test_values_that_mean_off_and_harmless_fields_pass(live: Live) -> None:
+    off = {
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "n": 1,
+        "logprobs": False,
+        "top_logprobs": 0,
+        "logit_bias": {},
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0,
+        "modalities": ["text"],
+        "audio": None,
+        "stop": [],
+        "seed": None,
+        "top_k": 0,
+        "min_p": 0,
+        "stream": None,
+        "stream_options": None,
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "no_such_field": [{"deep": None}],
+    }
+    assert live.post(CHAT, {"messages": HI, "max_tokens": 1} | off).status_code == 200
+    off = {"prompt": "a", "max_tokens": 1, "best_of": 1, "echo": False, "suffix": "", "logprobs": None}
+    assert live.post(TEXT, off).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"messages": [}',
+        b'{"messages": []} x',
+        b'{"messages": "\xff"}',
+        b'{"messages": [{"role": "user", "content": "\\ud800 alone"}]}',
+        b'{"model": NaN}',
+        b'{"max_tokens": ' + b"9" * 6000 + b"}",
+        b'{"temperature": 1e999}',
+        b'{"n": ' + b"[" * 100_000,
+        b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"tools": ' + b'{"a":' * 100_000,
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize", "/apply-template"])
+def test_bad_json_is_a_400(live: Live, path: str, content: bytes) -> None:
+    status, _ = live.refusal(path, content)
+    assert status == 400
+
+
+def test_an_unknown_model_is_a_404_that_lists_the_names(live: Live) -> None:
+    status, error = live.refusal(CHAT, {"model": "gpt-4", "messages": HI})
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "tiny" in error["message"]
+    assert "plain" in error["message"]
+
+
+def test_a_model_without_a_template_says_what_to_do(live: Live) -> None:
+    _, error = live.refusal(CHAT, {"model": "plain", "messages": HI})
+    assert "chat_template" in error["message"]
+    assert "/v1/completions" in error["message"]
+
+
+def test_a_template_that_raises_is_a_400_with_its_message(tiny_model: ModelSettings, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ raise_exception('roles must alternate') }}")
+    with serve([replace(tiny_model, chat_template=template)]) as live:
+        for path in (CHAT, "/apply-template"):
+            status, error = live.refusal(path, {"messages": HI})
+            assert status == 400
+            assert "roles must alternate" in error["message"]
+
+
+def test_more_than_the_context_is_refused_with_both_numbers(live: Live) -> None:
+    status, error = live.refusal(TEXT, {"prompt": [1] * 200, "max_tokens": 57})
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "256" in error["message"]
+    assert "257" in error["message"]
+    status, error = live.refusal(CHAT, {"messages": [{"role": "user", "content": "a b " * 5000}]})
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+
+
+def test_silence_about_max_tokens_means_all_that_is_left(live: Live, tiny_model: ModelSettings) -> None:
+    body = {"prompt": [1] * 200, "ignore_eos": True}
+    assert live.post(TEXT, body).json()["usage"]["total_tokens"] == 256
+    with serve([tiny_model], limits=LimitsSettings(max_output_tokens=9)) as capped:
+        assert capped.post(TEXT, body).json()["usage"]["completion_tokens"] == 9
+        status, error = capped.refusal(TEXT, body | {"max_tokens": 10})
+        assert (status, error["param"]) == (400, "max_tokens")
+
+
+def test_a_large_body_is_a_413(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 1000)
+    status, error = live.refusal("/tokenize", b'{"content": "' + b"a" * 1000 + b'"}')
+    assert (status, error["code"]) == (413, "request_too_large")
+    with live.connect() as connection:
+        connection.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        connection.sendall(b"400\r\n" + b"a" * 1024 + b"\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v2/models", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("GET", CHAT, 405),
+        ("POST", "/v1/models", 405),
+        ("DELETE", "/health", 405),
+        ("GET", "/%F0%28%8C", 404),
+    ],
+)
+def test_unknown_routes_and_methods(live: Live, method: str, path: str, status: int) -> None:
+    with live.connect() as connection:
+        connection.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert set(json.loads(answer.partition(b"\r\n\r\n")[2])["error"]) == {"message", "type", "param", "code"}
+    assert (b"\r\nallow: " in answer.lower()) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ExecutorError("the device is lost"), 500),
+        (UnavailableError("come back"), 503),
+        (KeyError("secret"), 500),
+    ],
+)
+def test_statuses_of_errors(error: Exception, status: int) -> None:
+    answer = describe(error)
+    assert answer.status == status
+    assert ("retry-after" in answer.headers) == (status == 503)
+    assert b"secret" not in answer.body
+
+
+def test_what_nobody_expected_is_a_500_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError("a secret")
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(ErrorBoundary(broken))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get("/some/path")
+
+    response = asyncio.run(ask())
+    assert response.status_code == 500
+    assert error_of(response)["type"] == "server_error"
+    assert "secret" not in response.text
+    (record,) = caplog.records
+    assert record.exc_info
+    assert response.headers["x-request-id"] in record.message
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+MESSAGE = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["system", "user", "assistant"]) | JSON,
+        "content": st.text(max_size=20)
+        | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=9)}), max_size=2)
+        | JSON,
+    },
+    optional={"name": JSON, "tool_calls": JSON},
+)
+FIELDS = sorted({*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__} - {"messages", "prompt"})
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    path=st.sampled_from([CHAT, TEXT, "/tokenize", "/detokenize", "/apply-template"]),
+    given_fields=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2),
+    messages=st.lists(MESSAGE, max_size=3) | JSON,
+    prompt=st.text(max_size=20) | st.lists(st.integers(-1, 310), max_size=9) | JSON,
+    tokens=st.lists(st.integers(-1, 310), max_size=9) | JSON,
+)
+def test_no_body_is_ever_the_servers_fault(
+    live: Live, path: str, given_fields: dict[str, object], messages: object, prompt: object, tokens: object
+) -> None:
+    body = {"max_tokens": 2, "messages": messages, "prompt": prompt, "content": prompt, "tokens": tokens}
+    response = live.post(path, body | given_fields)
+    if response.status_code != 200:
+        assert response.status_code in (400, 404)
+        error_of(response)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    path=st.sampled_from([CHAT, TEXT, "/tokenize"]),
+    cuts=st.lists(st.tuples(st.integers(0, 140), st.integers(0, 3), st.binary(max_size=3)), max_size=4),
+)
+def test_no_bytes_are_ever_the_servers_fault(
+    live: Live, path: str, cuts: list[tuple[int, int, bytes]]
+) -> None:
+    body = json.dumps({"messages": HI, "prompt": "hi", "content": "hi", "max_tokens": 2, "seed": 1}).encode()
+    for place, length, replacement in cuts:
+        body = body[:place] + replacement + body[place + length :]
+    response = live.post(path, body)
+    if response.status_code != 200:
+        assert response.status_code in (400, 404)
+        error_of(response)

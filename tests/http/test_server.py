@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from live import Live, serve
+from tierd.errors import SettingsError
+from tierd.http.fingerprint import system_fingerprint
+from tierd.http.server import listen, url
+from tierd.settings import ModelSettings
+
+
+def test_a_port_in_use_is_one_line(live: Live) -> None:
+    address = live.url.removeprefix("http://")
+    with pytest.raises(SettingsError, match=f"server.listen: cannot listen on {address}: the port is in use"):
+        listen(address)
+
+
+@pytest.mark.parametrize("address", ["no-such-host.invalid:1", "203.0.113.7:0"])
+def test_an_address_of_nobody_is_one_line(address: str) -> None:
+    with pytest.raises(SettingsError, match=f"server.listen: cannot listen on {address}: ") as refused:
+        listen(address)
+    assert "\n" not in str(refused.value)
+
+
+def test_port_zero_takes_a_free_port() -> None:
+    with closing(listen("127.0.0.1:0")) as listener:
+        assert url(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert listener.getsockname()[1] > 0
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_an_ipv6_address_is_bracketed() -> None:
+    with closing(listen("[::1]:0")) as listener:
+        assert url(listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+
+def test_a_stopped_server_leaves_nothing_running(tiny_model: ModelSettings) -> None:
+    before = set(threading.enumerate())
+    with serve([tiny_model]) as live:
+        assert live.post("/v1/completions", {"prompt": [1], "max_tokens": 2}).status_code == 200
+        address = live.url.removeprefix("http://").split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address[0], int(address[1])), timeout=5)
+    left = {
+        thread for thread in set(threading.enumerate()) - before if not thread.name.startswith("tierd-encode")
+    }
+    assert not left
+
+
+def test_a_fingerprint_changes_with_the_file_and_only_then(tmp_path: Path) -> None:
+    model = ModelSettings(id="m", path=tmp_path / "m.gguf")
+    missing = system_fingerprint(model)
+    model.path.write_bytes(b"one")
+    one = system_fingerprint(model)
+    assert one == system_fingerprint(model)
+    model.path.write_bytes(b"three")
+    assert len({missing, one, system_fingerprint(model)}) == 3

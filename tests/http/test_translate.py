@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.null_slot import null_slot
+from tierd.core import SamplingParams
+from tierd.engine import CatalogueEntry
+from tierd.engine.catalogue import describe
+from tierd.errors import ContextLengthExceededError, InvalidRequestError
+from tierd.http import translate
+from tierd.http.requests import ChatBody, CompletionBody
+from tierd.settings import LimitsSettings, ModelSettings
+
+DEFAULTS = SamplingParams(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05)
+
+
+def entry(**limits: int) -> CatalogueEntry:
+    slot = null_slot(
+        ModelSettings(id="m", path=Path("m.gguf")), limits=LimitsSettings(**limits), pages=25, context=100
+    )
+    return describe(slot)
+
+
+def body(**fields: object) -> CompletionBody:
+    return CompletionBody(prompt="a", **fields)
+
+
+def test_a_silent_request_gets_the_models_defaults() -> None:
+    assert replace(translate.sampling(body(), DEFAULTS), seed=0) == DEFAULTS
+
+
+def test_a_request_has_the_last_word() -> None:
+    asked = body(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
+    assert translate.sampling(asked, DEFAULTS) == SamplingParams(temperature=0.0, seed=3)
+
+
+def test_top_k_of_minus_one_keeps_all() -> None:
+    assert translate.sampling(body(top_k=-1), DEFAULTS).top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("seed", "bits"), [(0, 0), (-1, 2**64 - 1), (-(2**63), 2**63), (2**63 - 1, 2**63 - 1)]
+)
+def test_a_signed_seed_is_64_bits(seed: int, bits: int) -> None:
+    assert translate.sampling(body(seed=seed), DEFAULTS).seed == bits
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])
+def test_a_seed_of_more_bits_is_refused(seed: int) -> None:
+    with pytest.raises(InvalidRequestError, match="64-bit") as refused:
+        translate.sampling(body(seed=seed), DEFAULTS)
+    assert refused.value.param == "seed"
+
+
+def test_a_silent_seed_differs_from_call_to_call() -> None:
+    assert translate.sampling(body(), DEFAULTS).seed != translate.sampling(body(), DEFAULTS).seed
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "limits", "tokens"),
+    [
+        (10, None, {}, 90),
+        (99, None, {}, 1),
+        (10, 90, {}, 90),
+        (10, None, {"max_output_tokens": 20}, 20),
+        (90, None, {"max_output_tokens": 20}, 10),
+        (10, 20, {"max_output_tokens": 20}, 20),
+        (50, 1, {"max_prompt_tokens": 50}, 1),
+    ],
+)
+def test_the_budget_is_what_was_asked_for_or_what_is_left(
+    prompt: int, asked: int | None, limits: dict[str, int], tokens: int
+) -> None:
+    assert translate.budget(entry(**limits), prompt, (asked, "max_tokens"), "prompt") == tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "numbers"),
+    [(10, 91, ("100", "101")), (100, None, ("100", "101")), (500, 7, ("100", "507"))],
+)
+def test_what_does_not_fit_is_refused_with_both_numbers(
+    prompt: int, asked: int | None, numbers: tuple[str, str]
+) -> None:
+    with pytest.raises(ContextLengthExceededError) as refused:
+        translate.budget(entry(max_output_tokens=100), prompt, (asked, "max_tokens"), "prompt")
+    assert all(re.search(rf"\b{number}\b", str(refused.value)) for number in numbers)
+
+
+def test_the_operators_caps_are_named() -> None:
+    with pytest.raises(ContextLengthExceededError, match=r"51 tokens.* 50"):
+        translate.budget(entry(max_prompt_tokens=50), 51, (None, "max_tokens"), "messages")
+    with pytest.raises(InvalidRequestError, match=r"max_tokens: 21; .* 20") as refused:
+        translate.budget(entry(max_output_tokens=20), 1, (21, "max_tokens"), "messages")
+    assert refused.value.param == "max_tokens"
+
+
+def test_both_names_of_the_budget_are_understood() -> None:
+    assert translate.asked_tokens(ChatBody(messages=[])) == (None, "max_tokens")
+    assert translate.asked_tokens(ChatBody(messages=[], max_tokens=3)) == (3, "max_tokens")
+    both = ChatBody(messages=[], max_completion_tokens=3, max_tokens=3)
+    assert translate.asked_tokens(both) == (3, "max_completion_tokens")
+    with pytest.raises(InvalidRequestError, match="max_completion_tokens"):
+        translate.asked_tokens(ChatBody(messages=[], max_completion_tokens=3, max_tokens=4))
