@@ -4,12 +4,12 @@ import logging
 from pathlib import Path
 
 import pytest
-from tiny import write_llama
 
 from tierd.backends.null import NullBackend
 from tierd.errors import ModelError, ModelFileError, SettingsError, UnsupportedModelError
 from tierd.settings import EngineSettings, KVSettings, LimitsSettings, ModelSettings, Settings
 from tierd.slot import Slot, open_slot
+from tiny import write_llama
 
 # Two layers of one K/V head of 40 values; a page of the null backend is 4 positions of f16, K and V.
 PAGE_BYTES = 2 * 2 * 40 * 2 * 4

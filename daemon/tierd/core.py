@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one finished request."""
+    """Token counts of one finished request. Every sampled token counts, an end-of-generation token too."""
 
     prompt_tokens: int
     completion_tokens: int

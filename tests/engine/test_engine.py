@@ -280,6 +280,7 @@ def test_steps_on_two_devices_overlap() -> None:
 
 
 def test_stopping_ends_every_stream_and_frees_everything() -> None:
+    before = set(threading.enumerate())
     gate = Gate()
     with running(model("null", streams=2), before_step=gate) as harness:
         for name in "abcd":
@@ -303,7 +304,7 @@ def test_stopping_ends_every_stream_and_frees_everything() -> None:
         assert harness.rests()
         harness.engine.stop(0)
     assert all(len(events) == 1 for events in harness.inbox.terminals().values())
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("tierd-")]
+    assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("tierd-")]
 
 
 def test_a_step_that_hangs_does_not_hang_the_shutdown(caplog: pytest.LogCaptureFixture) -> None:
@@ -424,13 +425,22 @@ def test_when_the_engine_itself_fails_everyone_is_told(caplog: pytest.LogCapture
 
 
 def test_an_idle_engine_uses_no_processor() -> None:
+    others = set(threading.enumerate())
     with running(NULL) as harness:
         harness.engine.submit(request("a"))
         harness.inbox.terminal("a")
-        harness.snapshot_when(lambda _: harness.rests())
-        before = time.process_time()
-        time.sleep(0.3)
-        assert time.process_time() - before < 0.03
+        threads = {t.name: t.ident for t in set(threading.enumerate()) - others}
+        assert sorted(threads) == ["tierd-engine", "tierd-null"]
+
+        def used(over: float) -> float:
+            """Return the seconds of processor time that the engine takes over so many seconds."""
+            clocks = [time.pthread_getcpuclockid(ident or 0) for ident in threads.values()]
+            before = sum(map(time.clock_gettime, clocks))
+            time.sleep(over)
+            return sum(map(time.clock_gettime, clocks)) - before
+
+        assert any(used(0.02) == 0 for _ in range(100))  # it comes to rest
+        assert used(0.2) == 0
 
 
 def test_one_line_at_each_end_and_no_word_of_the_text(caplog: pytest.LogCaptureFixture) -> None:

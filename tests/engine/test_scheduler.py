@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.harness import NULL, model
 from engine.null_slot import ByteTokenizer, null_slot, request
@@ -237,3 +240,60 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
 
 def test_what_began_like_a_stop_string_is_text_at_an_end_token() -> None:
     assert finish([*b"twx", END], stop=("wxyz",), ignore_eos=False)[0] == "twx"
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, leave and are served in any order; the books balance and the tokens are right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slot = null_slot(model("null", streams=3), pages=9, chunk_rows=5)
+        self.there: list[Sequence] = []
+        self.left_in_flight: list[Sequence] = []
+        self.count = 0
+
+    @rule(prompt=st.binary(min_size=1, max_size=14), max_tokens=st.integers(1, 12))
+    def submit(self, prompt: bytes, max_tokens: int) -> None:
+        self.count += 1
+        self.there += enqueue(self.slot, request(f"r{self.count}", prompt, max_tokens))
+
+    @precondition(lambda self: self.slot.step is None)
+    @rule()
+    def begin(self) -> None:
+        assert bool(begin(self.slot)) == bool(self.there)
+
+    @precondition(lambda self: self.slot.step is not None)
+    @rule()
+    def complete(self) -> None:
+        ended = {name for name, event in complete(self.slot) if isinstance(event, FinishedEvent)}
+        self.left_in_flight.clear()
+        for sequence in [s for s in self.there if s.request.id in ended]:
+            self.there.remove(sequence)
+            prompt, count = bytes(sequence.request.prompt), sequence.request.max_tokens
+            assert sequence.tokens[len(prompt) :] == greedy(prompt, count)
+
+    @precondition(lambda self: self.there)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.there))
+        self.there.remove(sequence)
+        leave(self.slot, sequence)
+        if sequence.pages:
+            self.left_in_flight.append(sequence)
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        slot, pool = self.slot, self.slot.pool
+        assert [*slot.running, *slot.waiting] == self.there
+        held = [page for s in [*self.there, *self.left_in_flight] for page in s.pages]
+        assert len(held) == len(set(held)) == pool.used == pool.total - pool.free
+        promised = sum(
+            slot.pages_needed(s.request) - len(s.pages) for s in [*slot.running, *self.left_in_flight]
+        )
+        assert pool.reserved == promised
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True
+)

@@ -50,23 +50,27 @@ class Ledger:
     def stepped(self, slot: Slot, step: Step, tokens: Ordered[int | None], seconds: float) -> None:
         """Note a step that is done and about to be committed, and the tokens that came of it."""
         metrics, model, now = self._metrics, slot.id, time.monotonic()
-        metrics.step_duration.labels(model).observe(seconds)
-        metrics.step_rows.labels(model).observe(step.batch.rows)
+        first, between = metrics.time_to_first_token.labels(model), metrics.inter_token.labels(model)
+        fed = sampled = 0
         for sequence, chunk, token in zip(step.sequences, step.batch.chunks, tokens, strict=True):
             timeline = self._timelines.get(sequence.request.id)
             if timeline is None:  # it has left meanwhile
                 continue
             if not sequence.generated:
-                metrics.prompt_tokens.labels(model).inc(len(chunk.tokens))
+                fed += len(chunk.tokens)
             if token is None:
                 continue
-            metrics.generated_tokens.labels(model).inc()
+            sampled += 1
             if timeline.last_token is None:
                 timeline.first_token = now
-                metrics.time_to_first_token.labels(model).observe(now - timeline.submitted)
+                first.observe(now - timeline.submitted)
             else:
-                metrics.inter_token.labels(model).observe(now - timeline.last_token)
+                between.observe(now - timeline.last_token)
             timeline.last_token = now
+        metrics.prompt_tokens.labels(model).inc(fed)
+        metrics.generated_tokens.labels(model).inc(sampled)
+        metrics.step_duration.labels(model).observe(seconds)
+        metrics.step_rows.labels(model).observe(step.batch.rows)
 
     def closed(self, sequence: Sequence, event: TerminalEvent) -> None:
         """Note a request's end."""

@@ -75,6 +75,7 @@ class Loop:
             self._publish()
         for runner in self._runners.values():
             runner.stop()
+            runner.join()
         for slot in self._slots.values():
             slot.close()
 
@@ -82,6 +83,8 @@ class Loop:
         """After `run` has raised: end what is live or still asked for. No more messages may come."""
         error = UnavailableError("the engine has failed and must be restarted; its log says why")
         self.catalogue = Catalogue()
+        for runner in self._runners.values():
+            runner.stop()
         for request_id in self._live:
             self._emit(request_id, FailedEvent(error))
         for load in self._loads.values():

@@ -29,8 +29,11 @@ class Runner:
         self._steps.put((slot, step))
 
     def stop(self) -> None:
-        """End the thread once its steps are done, and wait for it."""
+        """Let the thread end once its steps are done. Never blocks."""
         self._steps.put(None)
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
         self._thread.join()
 
     def _run(self) -> None:

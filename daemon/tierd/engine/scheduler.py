@@ -102,7 +102,7 @@ def settle(slot: Slot) -> None:
 
 
 def usage(sequence: Sequence) -> Usage:
-    """Count a sequence's tokens. Every sampled token counts, the end-of-generation token too."""
+    """Count a sequence's tokens; an end-of-generation token counts, as with llama.cpp."""
     return Usage(prompt_tokens=len(sequence.request.prompt), completion_tokens=sequence.generated)
 
 
