@@ -20,7 +20,7 @@ from tierd.slot import Slot
 PATIENCE = 10.0
 
 
-class Inbox:
+class Mail:
     """Takes what the engine delivers."""
 
     def __init__(self) -> None:
@@ -90,17 +90,17 @@ NULL = model("null", default=True)
 
 
 class Harness:
-    """inbox: what was delivered. slots: what was opened, to be looked at only while the engine rests.
+    """mail: what was delivered. slots: what was opened, to be looked at only while the engine rests.
 
     open_slot: opens a model; with None `null_slot` does, with the other options.
     """
 
     def __init__(self, *, open_slot: Callable[[ModelSettings], Slot] | None = None, **options: Any) -> None:
-        self.inbox = Inbox()
+        self.mail = Mail()
         self.slots: dict[str, Slot] = {}
         self.metrics = Metrics("0.0")
         self._open_slot = open_slot or partial(null_slot, **options)
-        self.engine = Engine(self.inbox.deliver, open_slot=self._open, metrics=self.metrics)
+        self.engine = Engine(self.mail.deliver, open_slot=self._open, metrics=self.metrics)
 
     def _open(self, settings: ModelSettings) -> Slot:
         slot = self.slots[settings.id] = self._open_slot(settings)

@@ -27,7 +27,7 @@ from tierd.slot import Slot
 
 
 def failure(harness: Harness, request_id: str) -> Exception:
-    event = harness.inbox.terminal(request_id)
+    event = harness.mail.terminal(request_id)
     assert isinstance(event, FailedEvent)
     return event.error
 
@@ -35,8 +35,8 @@ def failure(harness: Harness, request_id: str) -> Exception:
 def test_a_stream_from_submit_to_finish() -> None:
     with running(NULL) as harness:
         harness.engine.submit(request("a", b"hello", 20))
-        assert harness.inbox.terminal("a") == FinishedEvent(FinishReason.LENGTH, Usage(5, 20))
-        *texts, _ = harness.inbox.events("a")
+        assert harness.mail.terminal("a") == FinishedEvent(FinishReason.LENGTH, Usage(5, 20))
+        *texts, _ = harness.mail.events("a")
         assert len(texts) > 10
         assert all(isinstance(event, TextEvent) and event.text for event in texts)
         assert harness.rests()
@@ -50,14 +50,14 @@ def test_the_answer_depends_on_the_request_alone() -> None:
     with running(NULL, chunk_rows=64) as harness:
         for r in requests:
             harness.engine.submit(r)
-            harness.inbox.terminal(r.id)
-            alone.append(harness.inbox.text(r.id))
+            harness.mail.terminal(r.id)
+            alone.append(harness.mail.text(r.id))
     with running(model("null", streams=5), chunk_rows=7) as harness:
         for r in requests:
             harness.engine.submit(r)
         for r in requests:
-            harness.inbox.terminal(r.id)
-            together.append(harness.inbox.text(r.id))
+            harness.mail.terminal(r.id)
+            together.append(harness.mail.text(r.id))
     assert alone == together
     assert len(set(alone)) == len(alone)
 
@@ -72,8 +72,8 @@ def test_one_delivery_for_all_events_of_a_step() -> None:
         harness.snapshot_when(lambda s: s.models["null"].waiting == 3)
         gate.let(3)
         for name in "abc":
-            harness.inbox.terminal(name)
-        calls = [{name for name, _ in call} for call in harness.inbox.calls]
+            harness.mail.terminal(name)
+        calls = [{name for name, _ in call} for call in harness.mail.calls]
         assert calls == [{"first"}, {"a", "b", "c"}, {"a", "b", "c"}]
 
 
@@ -113,9 +113,9 @@ def test_cancelled_or_not_every_request_ends_once(seed: int) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        harness.inbox.wait(lambda: len(harness.inbox.terminals()) == count)
+        harness.mail.wait(lambda: len(harness.mail.terminals()) == count)
         harness.snapshot_when(lambda _: harness.rests())
-        terminals = harness.inbox.terminals()
+        terminals = harness.mail.terminals()
     assert all(len(events) == 1 for events in terminals.values())
     reasons = {events[0].reason for events in terminals.values() if isinstance(events[0], FinishedEvent)}
     assert FinishReason.LENGTH in reasons
@@ -132,7 +132,7 @@ def test_a_cancel_is_answered_while_a_step_runs() -> None:
         harness.snapshot_when(lambda s: s.models["null"].running == 2 and s.models["null"].waiting == 1)
         for name in ("queues", "prefills", "generates"):
             harness.engine.cancel(name)
-            assert harness.inbox.terminal(name) == FinishedEvent(
+            assert harness.mail.terminal(name) == FinishedEvent(
                 FinishReason.CANCELLED, Usage(6 if name == "prefills" else 2, 0)
             )
         state = harness.engine.snapshot.models["null"]
@@ -142,7 +142,7 @@ def test_a_cancel_is_answered_while_a_step_runs() -> None:
         harness.snapshot_when(lambda _: harness.rests())
         harness.engine.cancel("generates")
         harness.engine.cancel("nobody")
-    assert all(len(events) == 1 for events in harness.inbox.terminals().values())
+    assert all(len(events) == 1 for events in harness.mail.terminals().values())
 
 
 def test_requests_that_come_while_a_step_runs_join_the_next_one() -> None:
@@ -159,7 +159,7 @@ def test_requests_that_come_while_a_step_runs_join_the_next_one() -> None:
         harness.engine.submit(request("b", max_tokens=1))
         harness.snapshot_when(lambda s: s.models["null"].waiting == 1)
         gate.let(3)
-        harness.inbox.terminal("a")
+        harness.mail.terminal("a")
     assert sizes == [1, 2, 1]
 
 
@@ -186,7 +186,7 @@ def test_a_failed_step_ends_its_own_streams_only() -> None:
             error = failure(harness, name)
             assert type(error) is ExecutorError
             assert str(error) == "null: RuntimeError in a step: the device fell over; try again"
-        assert isinstance(harness.inbox.terminal("c"), FinishedEvent)
+        assert isinstance(harness.mail.terminal("c"), FinishedEvent)
         assert harness.rests()
 
 
@@ -213,10 +213,10 @@ def test_a_stream_cancelled_in_a_step_that_fails_ends_once() -> None:
         harness.engine.submit(request("a"))
         gate.wait()
         harness.engine.cancel("a")
-        harness.inbox.terminal("a")
+        harness.mail.terminal("a")
         gate.let()
         harness.snapshot_when(lambda _: harness.rests())
-    assert len(harness.inbox.terminals()["a"]) == 1
+    assert len(harness.mail.terminals()["a"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_what_cannot_be_served_is_refused_and_harms_nobody(
         error = failure(harness, "a")
         assert type(error) is kind
         assert words in str(error)
-        assert isinstance(harness.inbox.terminal("good"), FinishedEvent)
+        assert isinstance(harness.mail.terminal("good"), FinishedEvent)
         assert harness.rests()
 
 
@@ -261,8 +261,8 @@ def test_two_models_take_turns() -> None:
         harness.engine.submit(request("rb", max_tokens=10, model="b"))
         harness.snapshot_when(lambda s: s.models["b"].running == 1)
         gate.let(99)
-        harness.inbox.terminal("ra")
-        harness.inbox.terminal("rb")
+        harness.mail.terminal("ra")
+        harness.mail.terminal("rb")
     assert order == ["a", "b"] * 10
 
 
@@ -275,8 +275,8 @@ def test_steps_on_two_devices_overlap() -> None:
     with running(model("a"), model("b"), open_slot=open_slot) as harness:
         harness.engine.submit(request("ra", model="a", max_tokens=5))
         harness.engine.submit(request("rb", model="b", max_tokens=5))
-        assert isinstance(harness.inbox.terminal("ra"), FinishedEvent)
-        assert isinstance(harness.inbox.terminal("rb"), FinishedEvent)
+        assert isinstance(harness.mail.terminal("ra"), FinishedEvent)
+        assert isinstance(harness.mail.terminal("rb"), FinishedEvent)
 
 
 def test_stopping_ends_every_stream_and_frees_everything() -> None:
@@ -303,7 +303,7 @@ def test_stopping_ends_every_stream_and_frees_everything() -> None:
         assert harness.slots["null"].executor.closed  # type: ignore[attr-defined]
         assert harness.rests()
         harness.engine.stop(0)
-    assert all(len(events) == 1 for events in harness.inbox.terminals().values())
+    assert all(len(events) == 1 for events in harness.mail.terminals().values())
     assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("tierd-")]
 
 
@@ -312,10 +312,11 @@ def test_a_step_that_hangs_does_not_hang_the_shutdown(caplog: pytest.LogCaptureF
     with running(NULL, before_step=gate) as harness:
         harness.engine.submit(request("a"))
         gate.wait()
-        harness.engine.stop(0.01)
+        assert not harness.engine.stop(0.01)
         assert "left behind" in caplog.text
         assert isinstance(failure(harness, "a"), UnavailableError)
         gate.let()
+        assert harness.engine.stop(PATIENCE)
 
 
 def test_an_engine_that_never_ran_refuses_and_stops() -> None:
@@ -376,7 +377,7 @@ def test_a_model_that_cannot_be_opened_harms_nobody(raised: Exception, words: st
         assert list(harness.engine.catalogue.entries) == ["null"]
         assert harness.engine.catalogue.loading == ()
         harness.engine.submit(request("a"))
-        assert isinstance(harness.inbox.terminal("a"), FinishedEvent)
+        assert isinstance(harness.mail.terminal("a"), FinishedEvent)
 
 
 def test_a_model_that_is_ready_after_the_stop_is_closed() -> None:
@@ -391,12 +392,12 @@ def test_a_model_that_is_ready_after_the_stop_is_closed() -> None:
 
 def test_a_reader_that_fails_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     with running(NULL) as harness:
-        harness.inbox.broken = True
+        harness.mail.broken = True
         harness.engine.submit(request("lost", max_tokens=1))
         harness.snapshot_when(lambda _: "could not be delivered" in caplog.text)
-        harness.inbox.broken = False
+        harness.mail.broken = False
         harness.engine.submit(request("a"))
-        assert isinstance(harness.inbox.terminal("a"), FinishedEvent)
+        assert isinstance(harness.mail.terminal("a"), FinishedEvent)
 
 
 def test_when_the_engine_itself_fails_everyone_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -428,7 +429,7 @@ def test_an_idle_engine_uses_no_processor() -> None:
     others = set(threading.enumerate())
     with running(NULL) as harness:
         harness.engine.submit(request("a"))
-        harness.inbox.terminal("a")
+        harness.mail.terminal("a")
         threads = {t.name: t.ident for t in set(threading.enumerate()) - others}
         assert sorted(threads) == ["tierd-engine", "tierd-null"]
 
@@ -447,10 +448,10 @@ def test_one_line_at_each_end_and_no_word_of_the_text(caplog: pytest.LogCaptureF
     caplog.set_level(logging.INFO, "tierd")
     with running(NULL) as harness:
         harness.engine.submit(request("done", b"a secret", 4))
-        harness.inbox.terminal("done")
+        harness.mail.terminal("done")
         harness.engine.submit(request("refused", b"a secret", 4000))
-        harness.inbox.terminal("refused")
-        secret = harness.inbox.text("done")
+        harness.mail.terminal("refused")
+        secret = harness.mail.text("done")
     (line,) = [r.getMessage() for r in caplog.records if "done" in r.getMessage()]
     assert re.fullmatch(
         r"request=done model=null prompt=8 generated=4 "
@@ -475,8 +476,8 @@ def test_the_metrics_tell_what_happened() -> None:
         assert (sample("tierd_kv_pages_used"), sample("tierd_kv_pages")) == (1, 64)
         harness.engine.cancel("b")
         gate.let(99)
-        harness.inbox.terminal("a")
-        harness.inbox.terminal("b")
+        harness.mail.terminal("a")
+        harness.mail.terminal("b")
         harness.snapshot_when(lambda _: harness.rests())
         assert sample("tierd_prompt_tokens_total") == 6
         assert sample("tierd_generated_tokens_total") == 3

@@ -39,9 +39,9 @@ def answers(path: Path, requests: list[Request], *, threads: int, chunk_rows: in
             for r in requests:
                 harness.engine.submit(r)
             for r in requests:
-                assert isinstance(harness.inbox.terminal(r.id), FinishedEvent)
+                assert isinstance(harness.mail.terminal(r.id), FinishedEvent)
             assert harness.rests()
-            return [harness.inbox.text(r.id) for r in requests]
+            return [harness.mail.text(r.id) for r in requests]
     finally:
         backend.close()
 

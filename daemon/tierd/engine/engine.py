@@ -51,11 +51,11 @@ class Engine:
         self._open = True
         self._thread.start()
 
-    def stop(self, timeout: float) -> None:
-        """End all requests with UnavailableError, then free every model. Returns when that is done.
+    def stop(self, timeout: float) -> bool:
+        """End all requests with UnavailableError, then free every model. Nothing happens when it has stopped.
 
         Requests end at once, but a step that is running, or a file being opened, is waited for, at
-        most `timeout` seconds. Nothing happens when the engine is not running.
+        most `timeout` seconds. Returns False when one runs still: its backend must not be closed then.
         """
         with self._lock:
             if self._open:
@@ -65,6 +65,8 @@ class Engine:
             self._thread.join(timeout)
         if self._thread.is_alive():
             log.error("left behind what still runs %g s after the engine was told to stop", timeout)
+            return False
+        return True
 
     def load(self, settings: ModelSettings) -> Future[CatalogueEntry]:
         """Open a model in a worker and serve it. Raises UnavailableError when the engine is not running.
