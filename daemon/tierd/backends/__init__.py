@@ -1,0 +1,1 @@
+"""A plan runs: the host kernels, and a deterministic fake for tests."""
