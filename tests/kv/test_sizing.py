@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tierd.errors import ModelError, SettingsError
-from tierd.kv.sizing import available_memory, memory_budget, pages_for, size_cache
+from tierd.kv.sizing import available_memory, cgroup_memory, memory_budget, pages_for, size_cache
 
 MODEL = {"trained": 1000, "streams": 4, "page_positions": 64, "page_bytes": 1024}
 
@@ -70,3 +72,20 @@ def test_models_share_the_memory_alike() -> None:
     assert memory_budget(300, 3) == 100 << 20
     half = memory_budget(0, 1)
     assert 0 < half < available_memory()
+
+
+@pytest.mark.parametrize(("limit", "left"), [("1000", 700), ("400", 100), ("200", 0), ("max", 5000)])
+def test_a_cgroup_bounds_memory_and_its_page_cache_counts_as_free(
+    tmp_path: Path, limit: str, left: int
+) -> None:
+    for name, text in {
+        "memory.max": f"{limit}\n",
+        "memory.current": "500\n",
+        "memory.stat": "anon 300\ninactive_file 200\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    assert cgroup_memory(tmp_path, 5000) == left
+
+
+def test_a_cgroup_without_limits_bounds_nothing(tmp_path: Path) -> None:
+    assert cgroup_memory(tmp_path / "absent", 5000) == 5000

@@ -69,10 +69,11 @@ def available_memory() -> int:
     machine = int(fields["MemAvailable"].split()[0]) * 1024
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     groups = [Path("/sys/fs/cgroup") / line[4:] for line in lines if line.startswith("0::/")]
-    return min([machine, *(_cgroup_memory(group, machine) for group in groups)])
+    return min([machine, *(cgroup_memory(group, machine) for group in groups)])
 
 
-def _cgroup_memory(group: Path, unlimited: int) -> int:
+def cgroup_memory(group: Path, unlimited: int) -> int:
+    """Return the bytes that a cgroup v2 folder still allows, or `unlimited`."""
     try:
         limit = (group / "memory.max").read_text().strip()
         current = int((group / "memory.current").read_text())
