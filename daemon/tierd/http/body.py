@@ -14,7 +14,8 @@ from starlette.requests import Request
 from tierd.errors import InvalidRequestError
 from tierd.http.errors import BodyTooLargeError
 
-MAX_BODY_BYTES = 16 << 20
+# Decoding holds the interpreter: some 10 ms for each MiB at worst.
+MAX_BODY_BYTES = 8 << 20
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 

@@ -31,24 +31,29 @@ async def completion_ids(encoder: Encoder, entry: CatalogueEntry, body: Completi
 
     Raises InvalidRequestError: the prompt is empty, more than one, or holds an id that is no token.
     """
+    prompt = body.prompt
+    size = len(prompt)
+    if prompt and not isinstance(prompt[0], int):
+        size += len(prompt[0])
+    return await encoder.run(size, lambda: _completion_ids(entry, body))
+
+
+def _completion_ids(entry: CatalogueEntry, body: CompletionBody) -> list[int]:
     prompt, field = translate.one_prompt(body)
     if not prompt:
         raise InvalidRequestError(f"{field}: empty; a model needs something to go on from", param=field)
     if isinstance(prompt, str):
-        text = prompt
-        encode = entry.tokenizer.encode
-        return await encoder.run(len(text), lambda: encode(text, add_special=True, parse_special=True))
+        return entry.tokenizer.encode(prompt, add_special=True, parse_special=True)
     translate.check_ids(prompt, entry.tokenizer.vocabulary, field)
     return prompt
 
 
 def _rendering(entry: CatalogueEntry, body: ChatBody) -> Callable[[], str]:
-    """Check all that can be checked at once; what is returned waits for the template's process."""
+    """Return what renders a conversation; it checks the messages, and waits for the template's process."""
     renderer = entry.renderer
     if renderer is None:
         raise InvalidRequestError(
             f"{entry.id!r} has no chat template; set chat_template for it or use /v1/completions",
             param="model",
         )
-    messages = translate.messages(body)
-    return lambda: renderer.render(messages)
+    return lambda: renderer.render(translate.messages(body))

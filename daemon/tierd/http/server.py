@@ -48,6 +48,7 @@ class Server(uvicorn.Server):
                 lifespan="on",
                 interface="asgi3",
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,

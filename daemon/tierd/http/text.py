@@ -53,10 +53,12 @@ class TextRoutes:
         """Return the text of ids."""
         body = await read_body(request, _detokenize_decoder)
         tokenizer = self._engine.catalogue.resolve(body.model).tokenizer
-        check_ids(body.tokens, tokenizer.vocabulary, "tokens")
-        return json_response(
-            Content(await self._encoder.run(len(body.tokens), lambda: tokenizer.decode(body.tokens)))
-        )
+
+        def decode() -> str:
+            check_ids(body.tokens, tokenizer.vocabulary, "tokens")
+            return tokenizer.decode(body.tokens)
+
+        return json_response(Content(await self._encoder.run(len(body.tokens), decode)))
 
     async def apply_template(self, request: Request) -> Response:
         """Return the prompt of a conversation."""
