@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_letters
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Kind
+
+Value = str | int | float | bool | list[bool]
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -30,7 +33,7 @@ WORDS = (
     "the and of to in is it that was for on are as with his they at be this from have or by one had not but "
     "what all were when we there can an your which their said if do will each about how up out them then she "
     "many some so these would other into has more her two like him see time could no make than first been"
-).split()
+)
 
 UNKNOWN, NORMAL, CONTROL, UNUSED, BYTE = 2, 1, 3, 5, 6
 
@@ -54,7 +57,7 @@ def write_llama(
     rope_dimensions: int | None = None,
     rope_scaling: Mapping[str, str | int | float] | None = None,
     rope_factors: Sequence[float] | None = None,
-    extra: Mapping[str, str | int | float | bool] | None = None,
+    extra: Mapping[str, Value] | None = None,
 ) -> Path:
     """Write a `llama` file and return its path.
 
@@ -97,7 +100,7 @@ def write_gemma3(
     tied: bool = True,
     rope_base: float = 1_000_000.0,
     rope_scaling: Mapping[str, str | int | float] | None = None,
-    extra: Mapping[str, str | int | float | bool] | None = None,
+    extra: Mapping[str, Value] | None = None,
 ) -> Path:
     """Write a `gemma3` file and return its path. Its sixth layer is global, the others see `window`."""
     sizes = _Sizes(n_embd, layers, heads, kv_heads, head_size, ff, vocab, context)
@@ -124,9 +127,10 @@ def write_gemma3(
 def random_tensor_bytes(
     format: str, rows: int, cols: int, seed: int, *, spread: float = 1.0
 ) -> npt.NDArray[np.uint8]:
-    """Return random blocks of any weight format, shape (rows, bytes of a row); values spread by about `spread`.
+    """Return random blocks of any weight format, shape (rows, bytes of a row).
 
-    Every bit pattern of the quants may occur; scales are finite, of both signs where the format allows it.
+    The values' standard deviation is about `spread`. Every bit pattern of the quants may occur; scales are
+    finite, of both signs where the format allows it.
     """
     kind = Kind[format]
     rng = np.random.default_rng(seed)
@@ -201,9 +205,15 @@ class _Writer:
         self.format = format
         self.rng = np.random.default_rng(seed)
 
-    def value(self, key: str, value: str | int | float | bool) -> None:
-        kinds = {str: self.gguf.add_string, bool: self.gguf.add_bool, int: self.gguf.add_uint32}
-        kinds.get(type(value), self.gguf.add_float32)(key, value)
+    def value(self, key: str, value: Value) -> None:
+        add = {
+            str: self.gguf.add_string,
+            bool: self.gguf.add_bool,
+            int: self.gguf.add_uint32,
+            float: self.gguf.add_float32,
+            list: self.gguf.add_array,
+        }
+        add[type(value)](key, value)
 
     def sizes(self, sizes: _Sizes, *, eps: float) -> None:
         writer = self.gguf
@@ -275,7 +285,7 @@ def _add_byte_level_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
     tokens = special + letters
     merges: list[str] = []
     space = letters[ord(" ")]
-    for left, right in _pairs(["in", "er", "on", *(space + word for word in WORDS)]):
+    for left, right in _pairs(["in", "er", "on", *(space + word for word in WORDS.split())]):
         if len(tokens) == vocab:
             break
         tokens.append(left + right)
@@ -297,17 +307,18 @@ def _add_byte_level_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
 
 
 def _add_sentencepiece_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
-    """Gemma style: control tokens, turn marks, 256 byte tokens, letters, and scored pieces of common words."""
+    """Gemma style: control tokens, turn marks, 256 byte tokens, letters, scored pieces of common words."""
     tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
     types = [CONTROL, CONTROL, CONTROL, UNKNOWN, CONTROL, CONTROL]
     tokens += [f"<0x{byte:02X}>" for byte in range(256)]
     types += [BYTE] * 256
     fixed = len(tokens)
-    for piece in (*(left + right for left, right in _pairs(["\u2581" + word for word in WORDS])),):
-        if len(tokens) + 53 == vocab:
+    letters = ["\u2581", *ascii_letters]
+    for left, right in _pairs("\u2581" + word for word in WORDS.split()):
+        if len(tokens) + len(letters) == vocab:
             break
-        tokens.append(piece)
-    tokens += ["\u2581", *(chr(letter) for case in "aA" for letter in range(ord(case), ord(case) + 26))]
+        tokens.append(left + right)
+    tokens += letters
     types += [NORMAL] * (len(tokens) - fixed)
     _fill(tokens, types, vocab, "<unused{}>")
     scores = [0.0] * fixed + [-float(rank) for rank in range(len(tokens) - fixed)]

@@ -40,7 +40,8 @@ REFUSED_BY_LLAMA_CPP = {"llama_part_of_head"}
 TOKENS = [3 + (7 * n * n + 11 * n) % 290 for n in range(72)]
 
 
-def write(name: str, folder: Path) -> Path:
-    """Write the variant `name` into `folder` and return its path."""
+def write(name: str, folder: Path, *, seed: int | None = None) -> Path:
+    """Write the variant `name` into `folder` and return its path; by default each has weights of its own."""
     writer, arguments = _VARIANTS[name]
-    return writer(folder / f"{name}.gguf", seed=NAMES.index(name), **arguments)
+    seed = NAMES.index(name) if seed is None else seed
+    return writer(folder / f"{name}.gguf", seed=seed, **arguments)

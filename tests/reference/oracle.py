@@ -65,7 +65,7 @@ def _with_rest(probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 
 
 def greedy_feed(row: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """Return what to feed for a `greedy` row, teacher-forced, and the positions whose logits predict its ids."""
+    """Return what to feed for a `greedy` row, teacher-forced, and the positions that predict its ids."""
     prompt, answer = row["prompt_tokens"], row["tokens"]
     first = len(prompt) - 1
     return [*prompt, *answer[:-1]], list(range(first, first + len(answer)))

@@ -42,7 +42,7 @@ def plan_forward(
     rows: Sequence[int] | None = None,
     dtype: type[np.floating[Any]] = np.float32,
 ) -> Floats:
-    """Return the logits at the positions `rows` (None: all), shape (rows, vocabulary), computed in `dtype`."""
+    """Return the logits at the positions `rows` (None: all), shape (rows, vocabulary), in `dtype`."""
     wanted = np.arange(len(tokens)) if rows is None else np.asarray(rows)
     run = _Run(file, np.asarray(tokens), wanted, dtype)
     for op in plan.ops:
