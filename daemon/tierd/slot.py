@@ -101,7 +101,7 @@ def open_slot(model: ModelSettings, settings: Settings, backend: Backend) -> Slo
 def _build(model: ModelSettings, settings: Settings, backend: Backend, file: GGUFFile) -> Slot:
     plan = build_plan(file)
     tokenizer = build_tokenizer(file)
-    renderer = build_renderer(file, tokenizer, _template(model))
+    renderer = build_renderer(file, tokenizer, read_template(model))
     codec = KV_CODECS[model.kv_dtype]
     page_bytes = backend.page_bytes(plan, codec)
     size = size_cache(
@@ -133,7 +133,8 @@ def _build(model: ModelSettings, settings: Settings, backend: Backend, file: GGU
     )
 
 
-def _template(model: ModelSettings) -> str | None:
+def read_template(model: ModelSettings) -> str | None:
+    """Return the chat template that the settings name, None where they name none. Raises SettingsError."""
     if model.chat_template is None:
         return None
     try:

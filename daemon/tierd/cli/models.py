@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import click
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
 from tierd.chat.renderer import build_renderer
 from tierd.chat.tokenizer import build_tokenizer
-from tierd.errors import ModelError
+from tierd.errors import ModelError, SettingsError
 from tierd.models.families import build_plan
 from tierd.models.gguf import GGUFFile
 from tierd.settings import ModelSettings
+from tierd.slot import read_template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +55,9 @@ def describe(model: ModelSettings) -> ModelReport:
                 context=file.integer(f"{architecture}.context_length"),
             )
             build_plan(file)
-            renderer = build_renderer(file, build_tokenizer(file))
-            return dataclasses.replace(report, chat=renderer is not None or model.chat_template is not None)
-    except (ModelError, OSError) as error:
+            renderer = build_renderer(file, build_tokenizer(file), read_template(model))
+            return dataclasses.replace(report, chat=renderer is not None)
+    except (ModelError, SettingsError, OSError) as error:
         return dataclasses.replace(report, problem=str(error))
 
 
@@ -76,7 +77,8 @@ def print_table(reports: Sequence[ModelReport]) -> None:
     """Print the reports as a table; what cannot be served is explained below it."""
     table = Table(box=None, pad_edge=False)
     for heading in ("model", "architecture", "size", "weights", "context", "serves"):
-        table.add_column(heading, justify="right" if heading in ("size", "context") else "left")
+        justify: JustifyMethod = "right" if heading in ("size", "context") else "left"
+        table.add_column(heading, justify=justify, overflow="fold")
     for report in reports:
         table.add_row(
             escape(report.id) + (" (default)" if report.default else ""),
