@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help serve models test sanitize check clean
+.PHONY: help serve models test test-long bench sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
@@ -27,6 +27,12 @@ models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
 test: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) sanitize ## run all tests
 	$(BIN)/python -m pytest
+
+test-long: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes
+	$(BIN)/python -m pytest -m long --timeout 1800
+
+bench: $(VENV)/.serve $(SMOLLM2) ## time from `make serve` to the first token
+	$(BIN)/python tests/bench/first_token.py
 
 sanitize: $(VENV)/.dev $(SANITIZED) ## run the kernel tests under ASan and UBSan
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
