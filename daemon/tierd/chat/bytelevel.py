@@ -94,7 +94,8 @@ class ByteLevelBPE:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a stretch of ordinary text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        count = len(self.vocabulary.tokens)
+        return [token for token in ids if token < count]
 
     def spell(self, token: str) -> bytes:
         """Return the bytes that a token's spelling stands for."""
@@ -110,6 +111,7 @@ def _splitter(words: Words) -> PreTokenizer:
 
 
 def _merger(file: GGUFFile, vocabulary: Vocabulary, words: Words) -> BPE:
+    """Return the model; bytes without a token get ids past the vocabulary, to keep their neighbours apart."""
     merges: list[tuple[str, str]] = []
     for index, merge in enumerate(dict.fromkeys(file.texts(MERGES))):
         left, space, right = merge.partition(" ")
@@ -122,4 +124,6 @@ def _merger(file: GGUFFile, vocabulary: Vocabulary, words: Words) -> BPE:
                 f"{file.path}: key {MERGES}: merge {index} makes {left + right!a}, which is no token"
             )
         merges.append((left, right))
-    return BPE(dict(vocabulary.ids), merges, ignore_merges=words.whole_words)
+    letters = [letter for letter in _BYTES if letter not in vocabulary.ids]
+    extra = {letter: len(vocabulary.tokens) + index for index, letter in enumerate(letters)}
+    return BPE({**vocabulary.ids, **extra}, merges, ignore_merges=words.whole_words)
