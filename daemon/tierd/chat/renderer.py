@@ -107,7 +107,7 @@ def encode_prompt(tokenizer: Tokenizer, rendered: str) -> list[int]:
     takes it off the rendered text for the same reason.)
     """
     ids = tokenizer.encode(rendered, add_special=True, parse_special=True)
-    if tokenizer.bos_id is not None and ids[:2] == [tokenizer.bos_id, tokenizer.bos_id]:
+    if tokenizer.adds_bos and ids[:2] == [tokenizer.bos_id, tokenizer.bos_id]:
         del ids[0]
     return ids
 

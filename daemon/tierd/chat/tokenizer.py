@@ -35,7 +35,7 @@ class Tokenizer:
     """Encodes and decodes; immutable and thread-safe.
 
     vocabulary: number of tokens. end_ids: the ids after which generation is over.
-    bos_id, eos_id: None where the model has no such token.
+    bos_id, eos_id: None where the model has no such token. adds_bos: `add_special` begins texts with bos.
     """
 
     def __init__(self, merger: _Merger, specials: SpecialTokens, *, adds_bos: bool, adds_eos: bool) -> None:
@@ -48,6 +48,7 @@ class Tokenizer:
         self.end_ids = merger.vocabulary.end_ids
         self.bos_id = merger.vocabulary.bos_id
         self.eos_id = merger.vocabulary.eos_id
+        self.adds_bos = adds_bos
         self._before = [self.bos_id] if adds_bos and self.bos_id is not None else []
         self._after = [self.eos_id] if adds_eos and self.eos_id is not None else []
 
