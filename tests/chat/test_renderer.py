@@ -239,3 +239,4 @@ def test_encode_prompt_adds_nothing_unasked(tokenizers: dict[str, Tokenizer]) ->
         "<|im_end|>",
         "Ċ",
     ]
+    assert encode_prompt(tokenizer, "<|im_start|>" * 2) == [tokenizer.bos_id] * 2
