@@ -225,6 +225,8 @@ def test_faults_name_the_key(changes: dict[str, Any], message: str) -> None:
 SENTENCEPIECE_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"scores": None}, "key tokenizer.ggml.scores is missing"),
     ({"scores": np.zeros(5, np.float32)}, "key tokenizer.ggml.scores has 5 entries for"),
+    ({"scores": np.full(500, 1e300)}, "key tokenizer.ggml.scores holds a number that float32 does not"),
+    ({"unknown_token_id": 99}, "key tokenizer.ggml.tokens: "),
     ({"tokens": ["<unk>", "<s>", "</s>", "a"]}, "key tokenizer.ggml.tokens lacks the byte token <0x00>"),
     ({"add_space_prefix": "yes"}, "key tokenizer.ggml.add_space_prefix should be true or false"),
 ]

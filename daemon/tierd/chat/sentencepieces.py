@@ -47,6 +47,8 @@ class SentencePieceBPE:
         scores = file.numbers(SCORES)
         if len(scores) < count:
             raise ModelFileError(f"{file.path}: key {SCORES} has {len(scores)} entries for {count} tokens")
+        if np.abs(scores).max() > np.finfo(np.float32).max:
+            raise ModelFileError(f"{file.path}: key {SCORES} holds a number that float32 does not")
         missing = next((token for token in _BYTE_TOKENS if token not in self.vocabulary.ids), None)
         if missing is not None:
             raise ModelFileError(f"{file.path}: key {TOKENS} lacks the byte token {missing}")
