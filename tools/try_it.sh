@@ -7,7 +7,7 @@ Once tierd says it is ready, paste into a second terminal:
 
   curl -N http://$1/v1/chat/completions -H 'Content-Type: application/json' -d '
     {"model": "$2", "stream": true, "temperature": 0,
-     "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+     "messages": [{"role": "user", "content": "Name the capital of France."}]}'
 
 or, after \`pip install openai\`, into Python:
 
@@ -15,7 +15,7 @@ or, after \`pip install openai\`, into Python:
   client = OpenAI(base_url="http://$1/v1", api_key="none")
   answer = client.chat.completions.create(
       model="$2", temperature=0,
-      messages=[{"role": "user", "content": "What is the capital of France?"}])
+      messages=[{"role": "user", "content": "Name the capital of France."}])
   print(answer.choices[0].message.content)
 
 END

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."
 PATIENCE_S = 900
 
 

@@ -40,7 +40,7 @@ def test_the_real_model_knows_the_capital_of_france(smollm2_path: Path) -> None:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         answer = client.chat.completions.create(
             model="SmolLM2-135M-Instruct.Q4_1",
-            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            messages=[{"role": "user", "content": "Name the capital of France."}],
             temperature=0,
         )
     assert answer.choices[0].finish_reason == "stop"
