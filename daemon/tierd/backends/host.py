@@ -96,7 +96,7 @@ def compile_plan(
 
 
 class HostBackend:
-    """This machine's processor as a backend: a pool of threads that its executors share."""
+    """The processor as a backend: a pool of threads that its executors share."""
 
     name = "cpu"
     page_positions = PAGE_POSITIONS
@@ -186,6 +186,7 @@ class _Lowering:
         self.vectors = _Names()
         self.ropes = _Names()
         self.stores = _row_stores(plan, codec)
+        self.token_ids = 2**31
         self._store_of_layer = {store.layer: index for index, store in enumerate(self.stores)}
         self._fresh: set[_Quantised | _RopeTable] = set()
         self._selected = False
@@ -196,6 +197,7 @@ class _Lowering:
         """Lower one op, after what it needs."""
         match op:
             case Embed(weight, out, scale):
+                self.token_ids = min(self.token_ids, file.tensors[weight].shape[0])
                 self._emit("EMBED", [], out, weight=self.weights.number(weight), scale=scale)
             case Norm(src, weight, out, eps, heads):
                 vector = self.vectors.number(weight)
@@ -316,6 +318,7 @@ class HostExecutor:
         self._ffi, self._lib = library.load()
         self._vectors = [_floats(file, name) for name in lowering.vectors]
         self._weights = [_pack(file, name, pool) for name in lowering.weights]
+        self._token_ids = lowering.token_ids
         self._handle = self._create(file, lowering, codec, pool)
         if not self._handle:
             raise ModelError(
@@ -415,7 +418,7 @@ class HostExecutor:
                 self._selection[wanted] = row + offset
                 wanted += 1
             row = end
-        _check_ids("token", self._tokens[:row], self.vocabulary)
+        _check_ids("token", self._tokens[:row], self._token_ids)
         _check_ids("page", page_tables, self.pages)
         return page_tables
 

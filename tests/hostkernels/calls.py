@@ -1,0 +1,96 @@
+"""The kernels' functions over numpy arrays, for tests."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tierd.backends import library
+from tierd.backends.host import ThreadPool
+from tierd.models.formats import KVCodec, WeightFormat
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@functools.cache
+def pool(threads: int) -> ThreadPool:
+    """Return a pool that lives as long as the tests."""
+    return ThreadPool(threads)
+
+
+def _void(array: npt.NDArray[Any]) -> Any:
+    return library.pointer(array, "void *")
+
+
+def _float(array: Floats) -> Any:
+    return library.pointer(array, "float *")
+
+
+def dequantise(weight_format: WeightFormat, raw: Bytes, columns: int) -> Floats:
+    """Return the values of rows of a file's bytes."""
+    _, lib = library.load()
+    values = np.empty((len(raw), columns), np.float32)
+    lib.hk_dequantise(weight_format.id, _void(np.ascontiguousarray(raw)), values.size, _float(values))
+    return values
+
+
+def layout_of(weight_format: WeightFormat) -> int:
+    """Return the number of the layout that a format is packed into."""
+    _, lib = library.load()
+    return int(lib.hk_layout_of(weight_format.id))
+
+
+def pack(weight_format: WeightFormat, raw: Bytes, rows: int, columns: int, threads: int = 1) -> Bytes:
+    """Return a packed matrix."""
+    _, lib = library.load()
+    layout = layout_of(weight_format)
+    packed = library.aligned_empty(lib.hk_packed_bytes(layout, rows, columns))
+    packed[:] = 0
+    source = np.ascontiguousarray(raw)
+    lib.hk_pack(pool(threads).handle, weight_format.id, _void(source), rows, columns, _void(packed))
+    return packed
+
+
+def unpack(weight_format: WeightFormat, packed: Bytes, rows: int, columns: int) -> Floats:
+    """Return all rows of a packed matrix."""
+    _, lib = library.load()
+    values = np.empty((rows, columns), np.float32)
+    for row in range(rows):
+        lib.hk_unpack_row(layout_of(weight_format), _void(packed), columns, row, _float(values[row]))
+    return values
+
+
+def matmul(weight_format: WeightFormat, packed: Bytes, outputs: int, x: Floats, threads: int = 1) -> Floats:
+    """Return x @ weights.T, shape (rows of x, outputs)."""
+    _, lib = library.load()
+    x = np.ascontiguousarray(x, np.float32)
+    rows, columns = x.shape
+    out = np.full((rows, outputs), np.nan, np.float32)
+    layout = layout_of(weight_format)
+    status = lib.hk_matmul(
+        pool(threads).handle, layout, _void(packed), outputs, columns, _float(x), rows, _float(out)
+    )
+    assert status == lib.HK_OK
+    return out
+
+
+def encode(codec: KVCodec, row: Floats) -> Bytes:
+    """Return a head's vector in a codec's bytes."""
+    _, lib = library.load()
+    row = np.ascontiguousarray(row, np.float32)
+    stored = np.zeros(codec.row_bytes(row.size), np.uint8)
+    assert lib.hk_codec_bytes(codec.id, row.size) == stored.size
+    lib.hk_codec_encode(codec.id, _float(row), row.size, _void(stored))
+    return stored
+
+
+def decode(codec: KVCodec, stored: Bytes, head_size: int) -> Floats:
+    """Return the vector that `encode` stored."""
+    _, lib = library.load()
+    row = np.empty(head_size, np.float32)
+    lib.hk_codec_decode(codec.id, _void(stored), head_size, _float(row))
+    return row

@@ -1,0 +1,128 @@
+"""K/V codecs: what is stored, and what comes back."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hostkernels.calls import decode, encode
+from tierd.backends import library
+from tierd.models.formats import KV_CODECS
+
+
+def _heads(count: int, size: int) -> np.ndarray:
+    random = np.random.default_rng(size)
+    heads = random.standard_normal((count, size)) * np.exp(2 * random.standard_normal((count, 1)))
+    heads[:, ::9] *= 6.0
+    return heads.astype(np.float32)
+
+
+def test_f32_is_exact() -> None:
+    for row in _heads(4, 40):
+        np.testing.assert_array_equal(decode(KV_CODECS["f32"], encode(KV_CODECS["f32"], row), 40), row)
+
+
+def test_f16_rounds_as_numpy_does() -> None:
+    special = [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        65504.0,
+        65519.9,
+        65520.0,
+        1e9,
+        6e-8,
+        2.9e-8,
+        3e-8,
+        -6.1e-5,
+        6.2e-5,
+    ]
+    bits = np.random.default_rng(2).integers(0, 2**32, 4096, np.uint32).view(np.float32)
+    bits = bits[~np.isnan(bits)]
+    row = np.concatenate([np.float32(special), bits, _heads(1, 512)[0]])[: 4096 - 64]
+    with np.errstate(over="ignore"):
+        expected = row.astype(np.float16)
+    stored = encode(KV_CODECS["f16"], row)
+    np.testing.assert_array_equal(stored.view(np.uint16), expected.view(np.uint16))
+    np.testing.assert_array_equal(decode(KV_CODECS["f16"], stored, row.size), expected.astype(np.float32))
+
+
+def test_every_half_is_read_exactly() -> None:
+    halves = np.arange(2**16, dtype=np.uint16)
+    halves = halves[~np.isnan(halves.view(np.float16))]
+    for part in np.split(halves, range(4096, halves.size, 4096)):
+        ours = decode(KV_CODECS["f16"], part.view(np.uint8), part.size)
+        np.testing.assert_array_equal(ours, part.view(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("size", [32, 64, 96, 256])
+def test_q8_0_is_ggmls(size: int) -> None:
+    codec = KV_CODECS["q8_0"]
+    for row in [*_heads(20, size), np.zeros(size, np.float32)]:
+        stored = encode(codec, row)
+        theirs = gguf.quantize(row[None], gguf.GGMLQuantizationType.Q8_0)[0]
+        scales = stored.reshape(-1, 34)[:, :2]
+        np.testing.assert_array_equal(scales, theirs.reshape(-1, 34)[:, :2])
+        steps = stored.reshape(-1, 34)[:, 2:].view(np.int8).astype(int)
+        assert np.abs(steps - theirs.reshape(-1, 34)[:, 2:].view(np.int8)).max() <= 1
+        np.testing.assert_array_equal(
+            decode(codec, stored, size),
+            gguf.dequantize(stored[None], gguf.GGMLQuantizationType.Q8_0)[0],
+        )
+
+
+@pytest.mark.parametrize("size", [32, 64, 128, 256])
+def test_tq4_keeps_lengths_and_products(size: int) -> None:
+    """Errors of the rotated form are small whatever the outliers, and spread without direction."""
+    codec = KV_CODECS["tq4"]
+    heads = _heads(200, size)
+    back = np.stack([decode(codec, encode(codec, row), size) for row in heads])
+    error = np.linalg.norm(back - heads, axis=1) / np.linalg.norm(heads, axis=1)
+    assert error.mean() < 0.09
+    assert error.max() < 0.16
+
+
+def test_tq4_stores_what_its_definition_says() -> None:
+    """Signs, orthonormal Walsh-Hadamard, then blocks whose peak lands on -8."""
+    codec, size = KV_CODECS["tq4"], 64
+    basis = np.stack([decode(codec, encode(codec, row), size) for row in np.eye(size, dtype=np.float32)])
+    # A unit vector turns into equal magnitudes, which 4 bits hold exactly up to one step at +8.
+    hadamard = np.array([[1.0]])
+    while len(hadamard) < size:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    assert np.abs(basis - np.eye(size)).max() < 0.14
+    for index in (0, 5, 63):
+        row = np.eye(size, dtype=np.float32)[index]
+        nibbles = encode(codec, row).reshape(-1, 18)[:, 2:]
+        values = np.concatenate([nibbles & 15, nibbles >> 4], axis=1).ravel().astype(int) - 8
+        signs = np.sign(values)
+        column = hadamard[index]
+        first = signs.reshape(-1, 32)[:, 0:1] * column.reshape(-1, 32)[:, 0:1]
+        # Inside a block the pattern is the Hadamard column, up to the signs of value and scale.
+        np.testing.assert_array_equal(signs.reshape(-1, 32), first * column.reshape(-1, 32))
+        assert set(np.abs(values)) <= {7, 8}
+
+
+@given(st.integers(0, 3), st.integers(0, 2**32 - 1))
+def test_encoding_is_stable(codec_id: int, seed: int) -> None:
+    """What was read back and stored again stays what it is, within a step."""
+    codec = next(entry for entry in KV_CODECS.values() if entry.id == codec_id)
+    row = np.random.default_rng(seed).standard_normal(64).astype(np.float32)
+    once = decode(codec, encode(codec, row), 64)
+    twice = decode(codec, encode(codec, once), 64)
+    assert np.abs(twice - once).max() <= (0.0 if codec.elements == 1 else 0.3 * np.abs(row).max())
+
+
+def test_ids_are_the_abis() -> None:
+    _, lib = library.load()
+    ids = {name: codec.id for name, codec in KV_CODECS.items()}
+    assert ids == {
+        "f32": lib.HK_KV_F32,
+        "f16": lib.HK_KV_F16,
+        "q8_0": lib.HK_KV_Q8_0,
+        "tq4": lib.HK_KV_TQ4,
+    }
