@@ -436,15 +436,15 @@ static void step_task(void *context, int part, int parts)
  * row folds its own tiles in its own order. */
 static void cut_query_blocks(hk_model *model, const hk_step *step)
 {
-    model->block_count = 0;
+    query_block *next = model->blocks;
     for (int32_t row = 0; row < step->rows; row++) {
-        query_block *last = &model->blocks[model->block_count - 1];
-        if (model->block_count > 0 && last->rows < HK_QUERY_TILE
-            && step->sequences[row] == step->sequences[last->first])
-            last->rows++;
+        const bool goes_on = row > 0 && step->sequences[row] == step->sequences[row - 1];
+        if (goes_on && next[-1].rows < HK_QUERY_TILE)
+            next[-1].rows++;
         else
-            model->blocks[model->block_count++] = (query_block){row, 1};
+            *next++ = (query_block){row, 1};
     }
+    model->block_count = (int)(next - model->blocks);
 }
 
 void hk_model_step(hk_model *model, const hk_step *step)
