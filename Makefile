@@ -3,12 +3,13 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-long bench sanitize check clean
+.PHONY: help serve models test test-long test-lowest bench sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
 
 VENV := .venv
+LOWEST := build/lowest
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM2 := .models/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -17,7 +18,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/*)
 SANITIZED := build/sanitize/libhostkernels.so
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.serve $(SMOLLM2) ## serve the demo model (LISTEN=127.0.0.1:8080)
 	@sh tools/try_it.sh $(LISTEN) $(basename $(notdir $(SMOLLM2)))
@@ -30,6 +31,12 @@ test: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) sanitize ## run all tests
 
 test-long: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 1800
+
+test-lowest: $(VENV)/.created $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests on the lowest versions of the dependencies
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) tools/lowest_bounds.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --constraint $(LOWEST)/constraints.txt --editable '.[test]'
+	$(LOWEST)/bin/python -m pytest
 
 bench: $(VENV)/.serve $(SMOLLM2) ## time from `make serve` to the first token
 	$(BIN)/python tests/bench/first_token.py
