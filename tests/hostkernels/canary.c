@@ -6,15 +6,16 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-/* Writes one byte past a heap block. */
+/* Writes one byte past a heap block. The pointer is volatile so that the compiler cannot know how large
+ * the block is: the fault is AddressSanitizer's to find, not UndefinedBehaviorSanitizer's. */
 EXPORTED int overflow_heap(int size)
 {
-    volatile char *block = malloc((size_t)size);
+    char *volatile block = malloc((size_t)size);
     if (block == NULL)
         return -1;
     block[size] = 1;
     int value = block[size];
-    free((void *)block);
+    free(block);
     return value;
 }
 
