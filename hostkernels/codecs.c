@@ -163,6 +163,29 @@ void hk_codec_read(int codec, const void *src, int64_t head_size, float *dst)
     }
 }
 
+void hk_strip_put(int codec, const uint8_t *row, int64_t head_size, int position, uint8_t *strip)
+{
+    switch (codec) {
+    case HK_KV_F32:
+        for (int64_t i = 0; i < head_size; i++)
+            memcpy(strip + 4 * (i * HK_LANES + position), row + 4 * i, 4);
+        break;
+    case HK_KV_F16:
+        for (int64_t i = 0; i < head_size; i++)
+            memcpy(strip + 2 * (i * HK_LANES + position), row + 2 * i, 2);
+        break;
+    default: {
+        const int bytes = codec == HK_KV_Q8_0 ? Q8_0_BYTES : TQ4_BYTES;
+        for (int64_t block = 0; block < head_size / HK_BLOCK; block++, row += bytes, strip += HK_LANES * bytes) {
+            memcpy(strip + 2 * position, row, 2);
+            for (int i = 2; i < bytes; i++)
+                strip[HK_LANES * i + position] = row[i];
+        }
+        break;
+    }
+    }
+}
+
 /* Largest head: 4,096 values, checked by the caller. */
 enum { MAX_HEAD = 4096 };
 

@@ -19,7 +19,7 @@ enum {
     HK_SUPER = 256,          /* values of one K-quant block */
     HK_ROW_TILE = 32,        /* activation rows that share one decoded block of weights */
     HK_QUERY_TILE = 16,      /* query rows that share one decoded tile of K and V */
-    HK_VECTOR = 16           /* partial sums of a dot product of floats */
+    HK_STRIPS = HK_PAGE / HK_LANES /* runs of 16 positions in a tile */
 };
 
 static inline int64_t hk_round_up(int64_t value, int64_t multiple)
@@ -140,19 +140,6 @@ typedef struct hk_tile {
     _Alignas(64) float min[2][HK_LANES];
 } hk_tile;
 
-/* One value of each lane. Vectors of the compiler (GCC, Clang) keep lanes together on any machine, where
- * plain loops leave it to guess which loop is meant. */
-typedef float hk_lanes_f32 __attribute__((vector_size(4 * HK_LANES)));
-typedef int32_t hk_lanes_i32 __attribute__((vector_size(4 * HK_LANES)));
-typedef int16_t hk_lanes_i16 __attribute__((vector_size(2 * HK_LANES)));
-
-static inline hk_lanes_f32 hk_load_lanes(const float *src)
-{
-    hk_lanes_f32 lanes;
-    memcpy(&lanes, src, sizeof lanes);
-    return lanes;
-}
-
 /* The same rows as they come from a file, for packing; rows past the matrix are zero. */
 typedef struct hk_source_tile {
     int8_t q[HK_LANES][HK_BLOCK];
@@ -181,13 +168,19 @@ static inline int64_t hk_segment_start(int64_t blocks, int s) { return blocks * 
 
 /* ---- Activations ------------------------------------------------------------------------------ */
 
-/* Rows of activations as a matmul reads them. Quantised: q, scale and sum; float: x. */
+/* What belongs to one quantised block of activations, together so that it is one load away. */
+typedef struct hk_block_scale {
+    float scale;
+    float sum;     /* of the quantised values, exact */
+    float half[2]; /* the same over each half */
+} hk_block_scale;
+
+/* Rows of activations as a matmul reads them. */
 typedef struct hk_activations {
-    int64_t blocks;      /* per row; also the stride of scale, in floats */
-    const int8_t *q;     /* (rows, blocks * HK_BLOCK) */
-    const float *scale;  /* (rows, blocks) */
-    const float *sum;    /* (rows, blocks, 2): sums of q over halves, exact */
-    const float *x;      /* (rows, x_stride), zero past the columns up to a whole block */
+    int64_t blocks;              /* per row */
+    const int8_t *q;             /* quantised: (rows, blocks * HK_BLOCK) */
+    const hk_block_scale *scale; /* quantised: (rows, blocks) */
+    const float *x;              /* float: (rows, x_stride), zero past the columns up to a whole block */
     int64_t x_stride;
 } hk_activations;
 
@@ -197,49 +190,51 @@ typedef struct hk_activations {
 typedef void (*hk_matmul_kernel)(const uint8_t *group, const hk_activations *act, int64_t first_row,
                                  int64_t rows, float *out, int64_t out_stride, int lanes);
 
-/* Quantise `blocks` blocks of 32 floats. */
-typedef void (*hk_quantise_kernel)(const float *x, int64_t blocks, int8_t *q, float *scale, float *sum);
-
-/* Query rows of one sequence against its stored rows, one K/V head. */
-typedef struct hk_attention_job {
-    const float *q;           /* row 0, first query head of the K/V head */
-    int64_t q_stride;
-    float *out;
-    int64_t out_stride;
-    const int32_t *positions; /* of the rows, ascending by one */
-    int rows;                 /* at most HK_QUERY_TILE */
-    int heads;                /* query heads that share the K/V head */
+/* One tile of HK_PAGE positions of one K/V head, decoded. */
+typedef struct hk_tile_rows {
+    const float *keys;   /* (HK_STRIPS, head_size, HK_LANES): 16 positions side by side */
+    const float *values; /* (HK_PAGE, stride) */
+    int64_t stride;      /* head_size rounded up to HK_LANES; zero past head_size */
     int head_size;
-    int window;
-    float scale;
-    int codec;
-    const uint8_t *base;      /* first byte of page 0 */
-    int64_t page_bytes;
-    int64_t k_offset;         /* of the head's rows inside a page */
-    int64_t v_offset;
-    int64_t row_bytes;
-    const int32_t *pages;     /* the sequence's page table */
-} hk_attention_job;
+} hk_tile_rows;
 
-/* Floats of scratch that one job needs. */
-int64_t hk_attention_scratch(int heads, int head_size);
-
-typedef void (*hk_attention_kernel)(const hk_attention_job *job, float *scratch);
+/* The running softmax of one query head. */
+typedef struct hk_running {
+    float most;
+    float sum;
+} hk_running;
 
 typedef struct hk_kernels {
     const char *level;
-    hk_quantise_kernel quantise;
     hk_matmul_kernel matmul[HK_LAYOUTS];
-    hk_attention_kernel attention;
+    /* Quantise `blocks` blocks of 32 floats. */
+    void (*quantise)(const float *x, int64_t blocks, int8_t *q, hk_block_scale *scale);
     void (*norm)(const float *x, const float *weight, int64_t width, float eps, float *out);
+    /* count is a multiple of HK_LANES. */
     void (*gate)(int activation, const float *gate, const float *up, int64_t count, float *out);
     void (*add)(const float *a, const float *b, int64_t count, float *out);
+    /* table: cosines of all pairs, then their sines. */
     void (*rope)(float *head, const float *table, int pairs, bool interleaved);
+    /* A strip of 16 stored keys -> (head_size, HK_LANES); a stored value row -> floats. */
+    void (*read_keys)(int codec, const uint8_t *strip, int head_size, float *dst);
+    void (*read_values)(int codec, const uint8_t *row, int head_size, float *dst);
+    /* Let one query see positions [from, to) of a tile and fold them into its running softmax and its
+     * weighted values `out` (stride). */
+    void (*attend)(const float *q, const hk_tile_rows *tile, int from, int to, float scale,
+                   hk_running *state, float *out);
 } hk_kernels;
 
 /* The kernels of this process; filled at the first call from the portable floor up. */
 const hk_kernels *hk_kernels_get(void);
-void hk_kernels_portable(hk_kernels *kernels);
+void hk_ops_portable(hk_kernels *kernels);
+void hk_matmul_portable(hk_kernels *kernels);
+#if defined(HK_X86)
+void hk_ops_avx2(hk_kernels *kernels);
+void hk_matmul_avx2(hk_kernels *kernels);
+void hk_matmul_avxvnni(hk_kernels *kernels);
+void hk_ops_avx512vnni(hk_kernels *kernels);
+void hk_matmul_avx512vnni(hk_kernels *kernels);
+#endif
 
 /* ---- Codecs over rows in the codec's own basis -------------------------------------------------- */
 
@@ -250,6 +245,10 @@ void hk_codec_unrotate(int codec, float *head, int64_t head_size);
 /* Encode and decode without the change of basis. */
 void hk_codec_write(int codec, const float *src, int64_t head_size, void *dst);
 void hk_codec_read(int codec, const void *src, int64_t head_size, float *dst);
+
+/* Keys of 16 positions lie side by side in a strip: the unit (value, or a block's scale) at offset o of
+ * a row, s bytes long, is at 16 * o + position * s. So a vector loads one unit of 16 positions. */
+void hk_strip_put(int codec, const uint8_t *row, int64_t head_size, int position, uint8_t *strip);
 
 /* ---- Threads ----------------------------------------------------------------------------------- */
 

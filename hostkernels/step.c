@@ -4,7 +4,7 @@
  * needs the results of earlier ones says so (`wait`), and only there the threads meet. Nothing is
  * allocated in a step.
  */
-#include "internal.h"
+#include "attention.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -15,8 +15,7 @@ typedef struct buffer {
     int64_t stride; /* floats from row to row */
     float *x;
     int8_t *q;      /* quantised: the planes of hk_activations */
-    float *scale;
-    float *sum;
+    hk_block_scale *scale;
 } buffer;
 
 typedef struct store {
@@ -101,8 +100,7 @@ static bool create_buffer(buffer *self, const hk_buffer *spec, int64_t max_rows)
         return (self->x = zeroed(max_rows * self->stride, sizeof *self->x)) != NULL;
     self->q = zeroed(max_rows * self->stride, sizeof *self->q);
     self->scale = zeroed(max_rows * blocks, sizeof *self->scale);
-    self->sum = zeroed(2 * max_rows * blocks, sizeof *self->sum);
-    return self->q && self->scale && self->sum;
+    return self->q && self->scale;
 }
 
 static bool create_ropes(hk_model *self, const hk_model_spec *spec)
@@ -153,8 +151,11 @@ static bool create_scratch(hk_model *self, const hk_model_spec *spec)
         if (op->kind == HK_OP_ATTENTION) {
             const int64_t floats = hk_attention_scratch(op->heads / spec->stores[op->store].heads,
                                                         op->head_size);
-            self->scratch_floats = hk_max(self->scratch_floats, hk_round_up(floats, HK_VECTOR));
+            self->scratch_floats = hk_max(self->scratch_floats, hk_round_up(floats, HK_LANES));
         }
+        if (op->kind == HK_OP_STORE)
+            self->scratch_floats = hk_max(self->scratch_floats,
+                                          hk_round_up(spec->stores[op->store].head_size, HK_LANES));
     }
     self->scratch = zeroed(self->scratch_floats * hk_pool_threads(self->pool), sizeof *self->scratch);
     self->blocks = zeroed(spec->max_rows, sizeof *self->blocks);
@@ -191,7 +192,6 @@ void hk_model_destroy(hk_model *self)
         free(self->buffers[i].x);
         free(self->buffers[i].q);
         free(self->buffers[i].scale);
-        free(self->buffers[i].sum);
     }
     for (int i = 0; i < self->rope_count; i++)
         free((void *)self->ropes[i].frequencies);
@@ -261,7 +261,7 @@ static void run_quantise(const hk_model *model, const hk_op *op, int64_t rows, i
         const int64_t row = first / blocks, block = first % blocks;
         const int64_t count = hk_min(blocks - block, last - first);
         hk_kernels_get()->quantise(float_row(model, op->src, row) + block * HK_BLOCK, count,
-                                   out->q + first * HK_BLOCK, out->scale + first, out->sum + 2 * first);
+                                   out->q + first * HK_BLOCK, out->scale + first);
         first += count;
     }
 }
@@ -286,7 +286,7 @@ static void matmul_groups(const hk_weight *weight, const hk_activations *act, co
 static hk_activations activations_of(const hk_model *model, int32_t id)
 {
     const buffer *self = &model->buffers[id];
-    return (hk_activations){hk_blocks(self->width), self->q, self->scale, self->sum, self->x, self->stride};
+    return (hk_activations){hk_blocks(self->width), self->q, self->scale, self->x, self->stride};
 }
 
 static void run_matmul(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
@@ -327,17 +327,20 @@ static void run_store(const hk_model *model, const hk_op *op, int64_t rows, int 
 {
     const hk_step *step = model->step;
     const store *self = &model->stores[op->store];
-    const int64_t values = HK_PAGE * self->heads * self->row_bytes;
+    const int64_t head_bytes = HK_PAGE * self->row_bytes, values = self->heads * head_bytes;
+    uint8_t *key = (uint8_t *)(model->scratch + part * model->scratch_floats);
     int64_t first, last;
     hk_share(rows * self->heads, part, parts, &first, &last);
     for (int64_t item = first; item < last; item++) {
-        const int64_t row = item / self->heads, head = item % self->heads;
-        const int32_t position = step->positions[row];
+        const int64_t row = item / self->heads, head = item % self->heads, at = head * self->head_size;
+        const int32_t position = step->positions[row], inside = position % HK_PAGE;
         uint8_t *page = model->pages + page_table(step, row)[position / HK_PAGE] * model->page_bytes;
-        uint8_t *dst = page + self->offset + (head * HK_PAGE + position % HK_PAGE) * self->row_bytes;
-        const int64_t at = head * self->head_size;
-        hk_codec_encode(model->codec, float_row(model, op->src, row) + at, self->head_size, dst);
-        hk_codec_encode(model->codec, float_row(model, op->src2, row) + at, self->head_size, dst + values);
+        uint8_t *dst = page + self->offset + head * head_bytes;
+        hk_codec_encode(model->codec, float_row(model, op->src, row) + at, self->head_size, key);
+        hk_strip_put(model->codec, key, self->head_size, inside % HK_LANES,
+                     dst + inside / HK_LANES * HK_LANES * self->row_bytes);
+        hk_codec_encode(model->codec, float_row(model, op->src2, row) + at, self->head_size,
+                        dst + values + inside * self->row_bytes);
     }
 }
 
@@ -370,28 +373,26 @@ static void run_attention(const hk_model *model, const hk_op *op, int part, int 
             .row_bytes = self->row_bytes,
             .pages = page_table(step, block->first),
         };
-        hk_kernels_get()->attention(&job, scratch);
+        hk_attention(&job, scratch);
     }
 }
 
-/* gate and add: any split of the elements gives the same result. */
+/* gate and add: any split into whole lanes gives the same result. Rows are worked on to the end of
+ * their stride, where zeros stay zeros. */
 static void run_elements(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
 {
-    const int64_t width = model->buffers[op->out].width;
+    const int64_t stride = model->buffers[op->out].stride, lanes = stride / HK_LANES;
     const hk_kernels *kernels = hk_kernels_get();
     int64_t first, last;
-    hk_share(rows * width, part, parts, &first, &last);
-    while (first < last) {
-        const int64_t row = first / width, at = first % width;
-        const int64_t count = hk_min(width - at, last - first);
-        const float *a = float_row(model, op->src, row) + at, *b = float_row(model, op->src2, row) + at;
-        float *out = float_row(model, op->out, row) + at;
-        if (op->kind == HK_OP_GATE)
-            kernels->gate(op->activation, a, b, count, out);
-        else
-            kernels->add(a, b, count, out);
-        first += count;
-    }
+    hk_share(rows * lanes, part, parts, &first, &last);
+    const float *a = float_rows(model, op->src) + first * HK_LANES;
+    const float *b = float_rows(model, op->src2) + first * HK_LANES;
+    float *out = float_rows(model, op->out) + first * HK_LANES;
+    const int64_t count = (last - first) * HK_LANES;
+    if (op->kind == HK_OP_GATE)
+        kernels->gate(op->activation, a, b, count, out);
+    else
+        kernels->add(a, b, count, out);
 }
 
 static void run_select(const hk_model *model, const hk_op *op, int part, int parts)
@@ -480,15 +481,13 @@ int hk_matmul(hk_pool *pool, int layout, const void *packed, int64_t outputs, in
         const int64_t blocks = hk_blocks(columns);
         for (int64_t row = 0; row < rows; row++)
             memcpy(padded.x + row * padded.stride, x + row * columns, (size_t)columns * sizeof *x);
-        hk_kernels_get()->quantise(padded.x, rows * blocks, quantised.q, quantised.scale, quantised.sum);
+        hk_kernels_get()->quantise(padded.x, rows * blocks, quantised.q, quantised.scale);
         const hk_weight weight = {layout, outputs, columns, packed};
-        const hk_activations act = {blocks,        quantised.q, quantised.scale,
-                                    quantised.sum, padded.x,    padded.stride};
+        const hk_activations act = {blocks, quantised.q, quantised.scale, padded.x, padded.stride};
         hk_pool_run(pool, matmul_task, &(matmul_job){&weight, &act, rows, out});
     }
     free(padded.x);
     free(quantised.q);
     free(quantised.scale);
-    free(quantised.sum);
     return ok ? HK_OK : HK_NO_MEMORY;
 }

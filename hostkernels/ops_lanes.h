@@ -1,0 +1,267 @@
+/* ops_lanes.h: the small ops of a step, attention over one tile and matmuls with float weights, written
+ * once over lanes.
+ *
+ * Each level's file includes it after defining OPS_LEVEL, its name, and compiles it with its own flags.
+ * Sums run over sixteen partial sums, added in one fixed tree; a level may contract a product and a sum
+ * into one rounding, the same everywhere.
+ */
+#include "lanes.h"
+
+#define OPS_JOIN_(a, b) a##_##b
+#define OPS_JOIN(a, b) OPS_JOIN_(a, b)
+#define OPS_NAME(name) OPS_JOIN(name, OPS_LEVEL)
+#define OPS_STRING_(name) #name
+#define OPS_STRING(name) OPS_STRING_(name)
+
+static void OPS_NAME(quantise)(const float *x, int64_t blocks, int8_t *q, hk_block_scale *scale)
+{
+    for (int64_t block = 0; block < blocks; block++, x += HK_BLOCK, q += HK_BLOCK) {
+        const hk_lanes half[2] = {lanes_load(x), lanes_load(x + HK_HALF)};
+        const float most = lanes_most(lanes_max(lanes_abs(half[0]), lanes_abs(half[1])));
+        const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
+        int32_t sum[2];
+        for (int h = 0; h < 2; h++) {
+            const hk_lanes scaled = half[h] * inverse;
+            /* NaN and infinity become 0; their block's scale, or its neighbours, tell of them. */
+            const hk_lanes_i32 rounded
+                = lanes_round(lanes_select(lanes_abs(scaled) <= 127.5f, scaled, (hk_lanes){0}));
+            const hk_lanes_i8 bytes = __builtin_convertvector(rounded, hk_lanes_i8);
+            memcpy(q + h * HK_HALF, &bytes, sizeof bytes);
+            sum[h] = lanes_sum_i32(rounded);
+        }
+        scale[block] = (hk_block_scale){most / 127.0f, (float)(sum[0] + sum[1]), {(float)sum[0], (float)sum[1]}};
+    }
+}
+
+static void OPS_NAME(norm)(const float *x, const float *weight, int64_t width, float eps, float *out)
+{
+    const int64_t whole = width / HK_LANES * HK_LANES;
+    hk_lanes partial = {0};
+    for (int64_t i = 0; i < whole; i += HK_LANES) {
+        const hk_lanes lanes = lanes_load(x + i);
+        partial += lanes * lanes;
+    }
+    hk_lanes rest = {0};
+    for (int64_t i = whole; i < width; i++)
+        rest[i - whole] = x[i];
+    partial += rest * rest;
+    const float scale = 1.0f / sqrtf(lanes_sum(partial) / (float)width + eps);
+    for (int64_t i = 0; i < whole; i += HK_LANES)
+        lanes_store(out + i, lanes_load(x + i) * scale * lanes_load(weight + i));
+    for (int64_t i = whole; i < width; i++)
+        out[i] = x[i] * scale * weight[i];
+}
+
+static inline hk_lanes OPS_NAME(sigmoid)(hk_lanes x) { return 1.0f / (1.0f + lanes_exp(-x)); }
+
+static void OPS_NAME(gate)(int activation, const float *gate, const float *up, int64_t count, float *out)
+{
+    for (int64_t i = 0; i < count; i += HK_LANES) {
+        const hk_lanes x = lanes_load(gate + i);
+        hk_lanes at = x;
+        /* GELU by tanh: (1 + tanh(y)) / 2 = sigmoid(2y), y = sqrt(2 / pi) * (x + 0.044715 x^3). */
+        if (activation == HK_GELU)
+            at = 1.59576912160573071176f * x * (1.0f + 0.044715f * x * x);
+        lanes_store(out + i, x * OPS_NAME(sigmoid)(at) * lanes_load(up + i));
+    }
+}
+
+static void OPS_NAME(add)(const float *a, const float *b, int64_t count, float *out)
+{
+    for (int64_t i = 0; i < count; i += HK_LANES)
+        lanes_store(out + i, lanes_load(a + i) + lanes_load(b + i));
+}
+
+static void OPS_NAME(rope)(float *head, const float *table, int pairs, bool interleaved)
+{
+    const float *cosine = table, *sine = table + pairs;
+    const int step = interleaved ? 2 : 1, other = interleaved ? 1 : pairs;
+    for (int i = 0; i < pairs; i++) {
+        float *a = head + i * step, *b = a + other;
+        const float x = *a, y = *b;
+        *a = x * cosine[i] - y * sine[i];
+        *b = x * sine[i] + y * cosine[i];
+    }
+}
+
+/* ---- Attention --------------------------------------------------------------------------------- */
+
+static void OPS_NAME(read_keys)(int codec, const uint8_t *strip, int head_size, float *dst)
+{
+    switch (codec) {
+    case HK_KV_F32:
+        memcpy(dst, strip, (size_t)head_size * HK_LANES * sizeof *dst);
+        break;
+    case HK_KV_F16:
+        for (int d = 0; d < head_size; d++)
+            lanes_store(dst + d * HK_LANES, lanes_of_halves(strip + 2 * d * HK_LANES));
+        break;
+    case HK_KV_Q8_0:
+        for (int block = 0; block < head_size / HK_BLOCK; block++, strip += HK_LANES * 34) {
+            const hk_lanes scale = lanes_of_halves(strip);
+            for (int i = 0; i < HK_BLOCK; i++)
+                lanes_store(dst + (block * HK_BLOCK + i) * HK_LANES,
+                            scale * lanes_of_bytes((const int8_t *)strip + HK_LANES * (2 + i)));
+        }
+        break;
+    default:
+        for (int block = 0; block < head_size / HK_BLOCK; block++, strip += HK_LANES * 18) {
+            const hk_lanes scale = lanes_of_halves(strip);
+            float *x = dst + block * HK_BLOCK * HK_LANES;
+            for (int i = 0; i < HK_HALF; i++) {
+                hk_lanes_i8 bytes;
+                memcpy(&bytes, strip + HK_LANES * (2 + i), sizeof bytes);
+                const hk_lanes_i32 pairs = __builtin_convertvector(bytes, hk_lanes_i32) & 255;
+                lanes_store(x + i * HK_LANES, scale * __builtin_convertvector((pairs & 15) - 8, hk_lanes));
+                lanes_store(x + (i + HK_HALF) * HK_LANES,
+                            scale * __builtin_convertvector((pairs >> 4) - 8, hk_lanes));
+            }
+        }
+        break;
+    }
+}
+
+static void OPS_NAME(read_values)(int codec, const uint8_t *row, int head_size, float *dst)
+{
+    switch (codec) {
+    case HK_KV_F16: {
+        int d = 0;
+        for (; d + HK_LANES <= head_size; d += HK_LANES)
+            lanes_store(dst + d, lanes_of_halves(row + 2 * d));
+        if (d < head_size)
+            hk_codec_read(codec, row + 2 * d, head_size - d, dst + d);
+        break;
+    }
+    case HK_KV_Q8_0:
+        for (int block = 0; block < head_size / HK_BLOCK; block++, row += 34, dst += HK_BLOCK) {
+            uint16_t half;
+            memcpy(&half, row, sizeof half);
+            const float scale = hk_half_to_float(half);
+            lanes_store(dst, scale * lanes_of_bytes((const int8_t *)row + 2));
+            lanes_store(dst + HK_HALF, scale * lanes_of_bytes((const int8_t *)row + 2 + HK_HALF));
+        }
+        break;
+    default:
+        hk_codec_read(codec, row, head_size, dst);
+        break;
+    }
+}
+
+/* out = out * keep + (weighted sum of values) * take, for `count` lanes from column d on. */
+static inline void OPS_NAME(fold)(const hk_tile_rows *tile, const float *weight, int from, int to, int64_t d,
+                                  int count, float keep, float take, float *out)
+{
+    hk_lanes weighted[4] = {{0}};
+    for (int p = from; p < to; p++)
+        for (int i = 0; i < count; i++)
+            weighted[i] += lanes_load(tile->values + p * tile->stride + d + i * HK_LANES) * weight[p];
+    for (int i = 0; i < count; i++)
+        lanes_store(out + d + i * HK_LANES, lanes_load(out + d + i * HK_LANES) * keep + weighted[i] * take);
+}
+
+static void OPS_NAME(attend)(const float *q, const hk_tile_rows *tile, int from, int to, float scale,
+                             hk_running *state, float *out)
+{
+    static const hk_lanes_i32 ascending = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const hk_lanes nothing = (hk_lanes){0} - INFINITY;
+    hk_lanes score[HK_STRIPS] = {{0}};
+    for (int d = 0; d < tile->head_size; d++)
+        for (int s = 0; s < HK_STRIPS; s++)
+            score[s] += lanes_load(tile->keys + (s * tile->head_size + d) * HK_LANES) * q[d];
+    hk_lanes top = nothing;
+    for (int s = 0; s < HK_STRIPS; s++) {
+        const hk_lanes_i32 position = ascending + s * HK_LANES;
+        score[s] = lanes_select((position >= from) & (position < to), score[s] * scale, nothing);
+        top = lanes_max(top, score[s]);
+    }
+    const float most = lanes_most(top);
+    float weight[HK_PAGE];
+    hk_lanes sum = {0};
+    for (int s = 0; s < HK_STRIPS; s++) {
+        const hk_lanes weights = lanes_exp(score[s] - most);
+        lanes_store(weight + s * HK_LANES, weights);
+        sum += weights;
+    }
+
+    const float highest = most > state->most ? most : state->most;
+    const float keep = hk_exp(state->most - highest), take = hk_exp(most - highest);
+    state->sum = state->sum * keep + lanes_sum(sum) * take;
+    state->most = highest;
+    int64_t d = 0;
+    for (; d + 4 * HK_LANES <= tile->stride; d += 4 * HK_LANES)
+        OPS_NAME(fold)(tile, weight, from, to, d, 4, keep, take, out);
+    for (; d < tile->stride; d += HK_LANES)
+        OPS_NAME(fold)(tile, weight, from, to, d, 1, keep, take, out);
+}
+
+/* ---- Matmuls with float weights ------------------------------------------------------------------ */
+
+static inline hk_lanes OPS_NAME(column)(int layout, const uint8_t *block, int c)
+{
+    if (layout == HK_LAYOUT_F32X16)
+        return lanes_load((const float *)(const void *)block + c * HK_LANES);
+    if (layout == HK_LAYOUT_F16X16)
+        return lanes_of_halves(block + 2 * c * HK_LANES);
+    hk_lanes_u16 high;
+    memcpy(&high, block + 2 * c * HK_LANES, sizeof high);
+    return lanes_of_bits(__builtin_convertvector(high, hk_lanes_i32) << 16);
+}
+
+/* Terms are added column by column, segment by segment; `layout` is a constant at each use. */
+static inline void OPS_NAME(matmul_float)(int layout, const uint8_t *group, const hk_activations *act,
+                                          int64_t first_row, int64_t rows, float *out, int64_t out_stride,
+                                          int lanes)
+{
+    const int64_t bytes = hk_layout_table[layout].bytes;
+    for (int64_t tile_row = 0; tile_row < rows; tile_row += HK_ROW_TILE) {
+        const int64_t tile_rows = hk_min(HK_ROW_TILE, rows - tile_row);
+        hk_lanes total[HK_ROW_TILE] = {{0}};
+        for (int s = 0; s < HK_SEGMENTS; s++) {
+            hk_lanes segment[HK_ROW_TILE] = {{0}};
+            const int64_t end = hk_segment_start(act->blocks, s + 1);
+            for (int64_t block = hk_segment_start(act->blocks, s); block < end; block++) {
+                hk_lanes weights[HK_BLOCK];
+                for (int c = 0; c < HK_BLOCK; c++)
+                    weights[c] = OPS_NAME(column)(layout, group + block * bytes, c);
+                for (int64_t m = 0; m < tile_rows; m++) {
+                    const float *x = act->x + (first_row + tile_row + m) * act->x_stride + block * HK_BLOCK;
+                    hk_lanes sum = segment[m];
+                    for (int c = 0; c < HK_BLOCK; c++)
+                        sum += weights[c] * x[c];
+                    segment[m] = sum;
+                }
+            }
+            for (int64_t m = 0; m < tile_rows; m++)
+                total[m] += segment[m];
+        }
+        for (int64_t m = 0; m < tile_rows; m++)
+            memcpy(out + (tile_row + m) * out_stride, &total[m], (size_t)lanes * sizeof(float));
+    }
+}
+
+#define OPS_FLOAT_KERNEL(name, layout)                                                                     \
+    static void OPS_NAME(name)(const uint8_t *group, const hk_activations *act, int64_t first_row,         \
+                               int64_t rows, float *out, int64_t out_stride, int lanes)                    \
+    {                                                                                                      \
+        OPS_NAME(matmul_float)(layout, group, act, first_row, rows, out, out_stride, lanes);               \
+    }
+
+OPS_FLOAT_KERNEL(matmul_f32x16, HK_LAYOUT_F32X16)
+OPS_FLOAT_KERNEL(matmul_f16x16, HK_LAYOUT_F16X16)
+OPS_FLOAT_KERNEL(matmul_bf16x16, HK_LAYOUT_BF16X16)
+
+void OPS_NAME(hk_ops)(hk_kernels *kernels)
+{
+    kernels->matmul[HK_LAYOUT_F32X16] = OPS_NAME(matmul_f32x16);
+    kernels->matmul[HK_LAYOUT_F16X16] = OPS_NAME(matmul_f16x16);
+    kernels->matmul[HK_LAYOUT_BF16X16] = OPS_NAME(matmul_bf16x16);
+    kernels->level = OPS_STRING(OPS_LEVEL);
+    kernels->quantise = OPS_NAME(quantise);
+    kernels->norm = OPS_NAME(norm);
+    kernels->gate = OPS_NAME(gate);
+    kernels->add = OPS_NAME(add);
+    kernels->rope = OPS_NAME(rope);
+    kernels->read_keys = OPS_NAME(read_keys);
+    kernels->read_values = OPS_NAME(read_values);
+    kernels->attend = OPS_NAME(attend);
+}
