@@ -69,16 +69,26 @@ void hk_codec_unrotate(int codec, float *head, int64_t head_size)
     apply_signs(head, head_size);
 }
 
+/* The scale as it will be read back, and its inverse: what is divided by one and multiplied by another
+ * would be off by the rounding of a half. */
+static float put_scale(float scale, uint8_t *dst)
+{
+    const uint16_t bits = hk_float_to_half(scale);
+    memcpy(dst, &bits, sizeof bits);
+    const float stored = hk_half_to_float(bits);
+    return stored != 0.0f ? 1.0f / stored : 0.0f;
+}
+
+static float clamp(float value, float low, float high) { return fmaxf(low, fminf(high, value)); }
+
 static void write_q8_0(const float *x, uint8_t *dst)
 {
     float most = 0.0f;
     for (int i = 0; i < HK_BLOCK; i++)
         most = fmaxf(most, fabsf(x[i]));
-    const float scale = most / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    const uint16_t bits = hk_float_to_half(scale);
-    memcpy(dst, &bits, sizeof bits);
+    const float inverse = put_scale(most / 127.0f, dst);
     for (int i = 0; i < HK_BLOCK; i++)
-        dst[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
+        dst[2 + i] = (uint8_t)(int8_t)clamp(roundf(x[i] * inverse), -127.0f, 127.0f);
 }
 
 /* The value of largest magnitude lands on -8, the end of the range that has one more step. */
@@ -88,12 +98,10 @@ static void write_tq4(const float *x, uint8_t *dst)
     for (int i = 0; i < HK_BLOCK; i++)
         if (fabsf(x[i]) > fabsf(peak))
             peak = x[i];
-    const float scale = peak / -8.0f, inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
-    const uint16_t bits = hk_float_to_half(scale);
-    memcpy(dst, &bits, sizeof bits);
+    const float inverse = put_scale(peak / -8.0f, dst);
     for (int i = 0; i < HK_HALF; i++) {
-        const int low = (int)fminf(15.0f, x[i] * inverse + 8.5f);
-        const int high = (int)fminf(15.0f, x[i + HK_HALF] * inverse + 8.5f);
+        const int low = (int)clamp(x[i] * inverse + 8.5f, 0.0f, 15.0f);
+        const int high = (int)clamp(x[i + HK_HALF] * inverse + 8.5f, 0.0f, 15.0f);
         dst[2 + i] = (uint8_t)(low | high << 4);
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import subprocess
 from pathlib import Path
@@ -31,12 +32,14 @@ def gemma3_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def oracle_dir() -> Path:
-    """Folder of the oracle's JSON files, one per real model."""
-    path = Path(os.environ.get("TIERD_ORACLE", REPOSITORY.parent / "shared" / "oracle"))
-    if not path.is_dir():
-        pytest.fail(f"{path} is missing; set TIERD_ORACLE to the oracle's folder", pytrace=False)
-    return path
+def oracle_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the oracle's JSON files, one per real model: TIERD_ORACLE, or the copy in this repository."""
+    if "TIERD_ORACLE" in os.environ:
+        return Path(os.environ["TIERD_ORACLE"])
+    folder = tmp_path_factory.mktemp("oracle")
+    for packed in (REPOSITORY / "tests" / "fixtures" / "oracle").glob("*.json.xz"):
+        (folder / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ else
 fi
 mkdir "$work/home"
 export HOME=$work/home
-export TIERD_ORACLE=${TIERD_ORACLE:-$source/../shared/oracle}
 unset XDG_DATA_HOME XDG_CACHE_HOME TIERD_CONFIG TIERD_TEST_MODELS
 
 git clone --quiet "$source" "$work/tierd"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import lzma
 import mmap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,25 @@ def test_long_runs_take_linear_time(tokenizers: dict[str, Tokenizer]) -> None:
         for text in ("a" * 200_000, " " * 200_000, "<unused1" * 20_000):
             ids = tokenizer.encode(text, add_special=False, parse_special=True)
             assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_other_threads_run_during_a_long_encode(model: str, tokenizers: dict[str, Tokenizer]) -> None:
+    text = "The quick brown fox jumps over the lazy dog. " * 10_000
+    beats = 0
+    done = threading.Event()
+
+    def beat() -> None:
+        nonlocal beats
+        while not done.wait(0.001):
+            beats += 1
+
+    heart = threading.Thread(target=beat)
+    heart.start()
+    before = beats
+    ids = tokenizers[model].encode(text, add_special=False, parse_special=True)
+    during = beats - before
+    done.set()
+    heart.join()
+    assert len(ids) > 10_000
+    assert during >= 5

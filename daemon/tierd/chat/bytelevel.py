@@ -93,9 +93,10 @@ class ByteLevelBPE:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a stretch of ordinary text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        # A batch of one: unlike `encode`, it lets other threads run meanwhile.
+        encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
         count = len(self.vocabulary.tokens)
-        return [token for token in ids if token < count]
+        return [token for token in encoded.ids if token < count]
 
     def spell(self, token: str) -> bytes:
         """Return the bytes that a token's spelling stands for."""
