@@ -9,27 +9,37 @@
 /* |quant| * 127 * TERMS stays within 16 bits. */
 enum { TERMS_Q8 = 2, TERMS_Q6 = 8, TERMS_Q5 = 8, TERMS_Q4 = 16, TERMS_Q3 = 16, TERMS_Q2 = 16 };
 
-/* Eight lanes: 16 bytes, which every compiler has a register for. gcc 14 builds the factor of a wider
- * vector in memory, element by element, and is ten times slower then. */
-typedef int16_t eight_i16 __attribute__((vector_size(16)));
+/* As many 16-bit integers as a register holds. */
+enum { SHORTS = 8, SHORT_PARTS = HK_LANES / SHORTS };
+_Static_assert(SHORTS == 2 * LANES_WIDTH, "compiled for registers of 16 bytes");
+typedef int16_t hk_i16 __attribute__((vector_size(2 * SHORTS)));
+
+#define LOW_HALF(x) __builtin_shufflevector(x, x, 0, 1, 2, 3)
+#define HIGH_HALF(x) __builtin_shufflevector(x, x, 4, 5, 6, 7)
 
 /* Sum over `count` columns of q[column][lane] * x[column], exactly, as floats. */
 static inline hk_lanes dot_lanes(const int16_t (*q)[HK_LANES], const int8_t *x, int count, int terms)
 {
-    hk_lanes_i32 dot = {0};
+    hk_i32 dot[LANES_PARTS];
+    LANES_EACH(i) dot[i] = (hk_i32){0};
     for (int c = 0; c < count; c += terms) {
-        eight_i16 partial[HK_LANES / 8] = {{0}};
+        hk_i16 partial[SHORT_PARTS];
+        for (int part = 0; part < SHORT_PARTS; part++)
+            partial[part] = (hk_i16){0};
         for (int i = 0; i < terms; i++)
-            for (int part = 0; part < HK_LANES / 8; part++) {
-                eight_i16 column;
-                memcpy(&column, q[c + i] + 8 * part, sizeof column);
+            for (int part = 0; part < SHORT_PARTS; part++) {
+                hk_i16 column;
+                memcpy(&column, q[c + i] + part * SHORTS, sizeof column);
                 partial[part] += column * (int16_t)x[c + i];
             }
-        hk_lanes_i16 lanes;
-        memcpy(&lanes, partial, sizeof lanes);
-        dot += __builtin_convertvector(lanes, hk_lanes_i32);
+        for (int part = 0; part < SHORT_PARTS; part++) {
+            dot[2 * part] += __builtin_convertvector(LOW_HALF(partial[part]), hk_i32);
+            dot[2 * part + 1] += __builtin_convertvector(HIGH_HALF(partial[part]), hk_i32);
+        }
     }
-    return __builtin_convertvector(dot, hk_lanes);
+    hk_lanes lanes;
+    LANES_EACH(i) lanes.part[i] = __builtin_convertvector(dot[i], hk_f32);
+    return lanes;
 }
 
 /* The whole kernel; `layout`, `halves` and `terms` are constants at each use, so that each use is a
@@ -42,9 +52,12 @@ static inline void matmul_quantised(int layout, int halves, int terms, const uin
     const int columns = HK_BLOCK / halves;
     for (int64_t tile_row = 0; tile_row < rows; tile_row += HK_ROW_TILE) {
         const int64_t tile_rows = hk_min(HK_ROW_TILE, rows - tile_row);
-        hk_lanes total[HK_ROW_TILE] = {{0}};
+        hk_lanes total[HK_ROW_TILE], segment[HK_ROW_TILE];
+        for (int64_t m = 0; m < tile_rows; m++)
+            total[m] = lanes_zero();
         for (int s = 0; s < HK_SEGMENTS; s++) {
-            hk_lanes segment[HK_ROW_TILE] = {{0}};
+            for (int64_t m = 0; m < tile_rows; m++)
+                segment[m] = lanes_zero();
             const int64_t end = hk_segment_start(act->blocks, s + 1);
             for (int64_t block = hk_segment_start(act->blocks, s); block < end; block++) {
                 hk_tile tile;
@@ -54,18 +67,19 @@ static inline void matmul_quantised(int layout, int halves, int terms, const uin
                     const int64_t at = (first_row + tile_row + m) * act->blocks + block;
                     const int8_t *x = act->q + at * HK_BLOCK;
                     const hk_block_scale *scale = &act->scale[at];
-                    hk_lanes term = {0};
+                    hk_lanes term = lanes_zero();
                     for (int half = 0; half < halves; half++) {
                         const float sum = halves == 1 ? scale->sum : scale->half[half];
                         const hk_lanes dot
                             = dot_lanes(tile.q + half * columns, x + half * columns, columns, terms);
-                        term += lanes_load(tile.scale[half]) * dot + lanes_load(tile.min[half]) * sum;
+                        term = lanes_mul_add(lanes_load(tile.scale[half]), dot, term);
+                        term = lanes_mul_add(lanes_load(tile.min[half]), lanes_splat(sum), term);
                     }
-                    segment[m] += scale->scale * term;
+                    segment[m] = lanes_mul_add(lanes_splat(scale->scale), term, segment[m]);
                 }
             }
             for (int64_t m = 0; m < tile_rows; m++)
-                total[m] += segment[m];
+                total[m] = lanes_add(total[m], segment[m]);
         }
         for (int64_t m = 0; m < tile_rows; m++)
             memcpy(out + (tile_row + m) * out_stride, &total[m], (size_t)lanes * sizeof(float));

@@ -21,12 +21,15 @@ static void OPS_NAME(quantise)(const float *x, int64_t blocks, int8_t *q, hk_blo
         const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
         int32_t sum[2];
         for (int h = 0; h < 2; h++) {
-            const hk_lanes scaled = half[h] * inverse;
-            /* NaN and infinity become 0; their block's scale, or its neighbours, tell of them. */
-            const hk_lanes_i32 rounded
-                = lanes_round(lanes_select(lanes_abs(scaled) <= 127.5f, scaled, (hk_lanes){0}));
-            const hk_lanes_i8 bytes = __builtin_convertvector(rounded, hk_lanes_i8);
-            memcpy(q + h * HK_HALF, &bytes, sizeof bytes);
+            hk_i32 rounded[LANES_PARTS];
+            LANES_EACH(i)
+            {
+                const hk_f32 scaled = half[h].part[i] * inverse;
+                /* NaN and infinity become 0; their block's scale, or its neighbours, tell of them. */
+                rounded[i] = round_f32(select_f32(abs_f32(scaled) <= 127.5f, scaled, (hk_f32){0}));
+                const hk_i8 bytes = __builtin_convertvector(rounded[i], hk_i8);
+                memcpy(q + h * HK_HALF + i * LANES_WIDTH, &bytes, sizeof bytes);
+            }
             sum[h] = lanes_sum_i32(rounded);
         }
         scale[block] = (hk_block_scale){most / 127.0f, (float)(sum[0] + sum[1]), {(float)sum[0], (float)sum[1]}};
@@ -36,40 +39,41 @@ static void OPS_NAME(quantise)(const float *x, int64_t blocks, int8_t *q, hk_blo
 static void OPS_NAME(norm)(const float *x, const float *weight, int64_t width, float eps, float *out)
 {
     const int64_t whole = width / HK_LANES * HK_LANES;
-    hk_lanes partial = {0};
-    for (int64_t i = 0; i < whole; i += HK_LANES) {
-        const hk_lanes lanes = lanes_load(x + i);
-        partial += lanes * lanes;
-    }
-    hk_lanes rest = {0};
+    hk_lanes partial = lanes_zero();
+    for (int64_t i = 0; i < whole; i += HK_LANES)
+        partial = lanes_mul_add(lanes_load(x + i), lanes_load(x + i), partial);
+    float rest[HK_LANES] = {0};
     for (int64_t i = whole; i < width; i++)
         rest[i - whole] = x[i];
-    partial += rest * rest;
+    partial = lanes_mul_add(lanes_load(rest), lanes_load(rest), partial);
     const float scale = 1.0f / sqrtf(lanes_sum(partial) / (float)width + eps);
     for (int64_t i = 0; i < whole; i += HK_LANES)
-        lanes_store(out + i, lanes_load(x + i) * scale * lanes_load(weight + i));
+        lanes_store(out + i, lanes_mul(lanes_mul(lanes_load(x + i), lanes_splat(scale)), lanes_load(weight + i)));
     for (int64_t i = whole; i < width; i++)
         out[i] = x[i] * scale * weight[i];
 }
 
-static inline hk_lanes OPS_NAME(sigmoid)(hk_lanes x) { return 1.0f / (1.0f + lanes_exp(-x)); }
+static inline hk_f32 OPS_NAME(sigmoid)(hk_f32 x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
 static void OPS_NAME(gate)(int activation, const float *gate, const float *up, int64_t count, float *out)
 {
-    for (int64_t i = 0; i < count; i += HK_LANES) {
-        const hk_lanes x = lanes_load(gate + i);
-        hk_lanes at = x;
-        /* GELU by tanh: (1 + tanh(y)) / 2 = sigmoid(2y), y = sqrt(2 / pi) * (x + 0.044715 x^3). */
-        if (activation == HK_GELU)
-            at = 1.59576912160573071176f * x * (1.0f + 0.044715f * x * x);
-        lanes_store(out + i, x * OPS_NAME(sigmoid)(at) * lanes_load(up + i));
+    for (int64_t at = 0; at < count; at += HK_LANES) {
+        hk_lanes lanes = lanes_load(gate + at);
+        LANES_EACH(i)
+        {
+            const hk_f32 x = lanes.part[i];
+            /* GELU by tanh: (1 + tanh(y)) / 2 = sigmoid(2y), y = sqrt(2 / pi) * (x + 0.044715 x^3). */
+            const hk_f32 y = 1.59576912160573071176f * x * (1.0f + 0.044715f * x * x);
+            lanes.part[i] = x * OPS_NAME(sigmoid)(activation == HK_GELU ? y : x);
+        }
+        lanes_store(out + at, lanes_mul(lanes, lanes_load(up + at)));
     }
 }
 
 static void OPS_NAME(add)(const float *a, const float *b, int64_t count, float *out)
 {
     for (int64_t i = 0; i < count; i += HK_LANES)
-        lanes_store(out + i, lanes_load(a + i) + lanes_load(b + i));
+        lanes_store(out + i, lanes_add(lanes_load(a + i), lanes_load(b + i)));
 }
 
 static void OPS_NAME(rope)(float *head, const float *table, int pairs, bool interleaved)
@@ -101,7 +105,7 @@ static void OPS_NAME(read_keys)(int codec, const uint8_t *strip, int head_size, 
             const hk_lanes scale = lanes_of_halves(strip);
             for (int i = 0; i < HK_BLOCK; i++)
                 lanes_store(dst + (block * HK_BLOCK + i) * HK_LANES,
-                            scale * lanes_of_bytes((const int8_t *)strip + HK_LANES * (2 + i)));
+                            lanes_mul(scale, lanes_of_bytes(strip + HK_LANES * (2 + i))));
         }
         break;
     default:
@@ -109,16 +113,20 @@ static void OPS_NAME(read_keys)(int codec, const uint8_t *strip, int head_size, 
             const hk_lanes scale = lanes_of_halves(strip);
             float *x = dst + block * HK_BLOCK * HK_LANES;
             for (int i = 0; i < HK_HALF; i++) {
-                hk_lanes_i8 bytes;
-                memcpy(&bytes, strip + HK_LANES * (2 + i), sizeof bytes);
-                const hk_lanes_i32 pairs = __builtin_convertvector(bytes, hk_lanes_i32) & 255;
-                lanes_store(x + i * HK_LANES, scale * __builtin_convertvector((pairs & 15) - 8, hk_lanes));
-                lanes_store(x + (i + HK_HALF) * HK_LANES,
-                            scale * __builtin_convertvector((pairs >> 4) - 8, hk_lanes));
+                const uint8_t *pairs = strip + HK_LANES * (2 + i);
+                lanes_store(x + i * HK_LANES, lanes_mul(scale, lanes_of_nibbles(pairs, 0)));
+                lanes_store(x + (i + HK_HALF) * HK_LANES, lanes_mul(scale, lanes_of_nibbles(pairs, 4)));
             }
         }
         break;
     }
+}
+
+static inline float OPS_NAME(half_at)(const uint8_t *src)
+{
+    uint16_t half;
+    memcpy(&half, src, sizeof half);
+    return hk_half_to_float(half);
 }
 
 static void OPS_NAME(read_values)(int codec, const uint8_t *row, int head_size, float *dst)
@@ -134,15 +142,20 @@ static void OPS_NAME(read_values)(int codec, const uint8_t *row, int head_size, 
     }
     case HK_KV_Q8_0:
         for (int block = 0; block < head_size / HK_BLOCK; block++, row += 34, dst += HK_BLOCK) {
-            uint16_t half;
-            memcpy(&half, row, sizeof half);
-            const float scale = hk_half_to_float(half);
-            lanes_store(dst, scale * lanes_of_bytes((const int8_t *)row + 2));
-            lanes_store(dst + HK_HALF, scale * lanes_of_bytes((const int8_t *)row + 2 + HK_HALF));
+            const hk_lanes scale = lanes_splat(OPS_NAME(half_at)(row));
+            lanes_store(dst, lanes_mul(scale, lanes_of_bytes(row + 2)));
+            lanes_store(dst + HK_HALF, lanes_mul(scale, lanes_of_bytes(row + 2 + HK_HALF)));
+        }
+        break;
+    case HK_KV_TQ4:
+        for (int block = 0; block < head_size / HK_BLOCK; block++, row += 18, dst += HK_BLOCK) {
+            const hk_lanes scale = lanes_splat(OPS_NAME(half_at)(row));
+            lanes_store(dst, lanes_mul(scale, lanes_of_nibbles(row + 2, 0)));
+            lanes_store(dst + HK_HALF, lanes_mul(scale, lanes_of_nibbles(row + 2, 4)));
         }
         break;
     default:
-        hk_codec_read(codec, row, head_size, dst);
+        memcpy(dst, row, (size_t)head_size * sizeof *dst);
         break;
     }
 }
@@ -151,36 +164,58 @@ static void OPS_NAME(read_values)(int codec, const uint8_t *row, int head_size, 
 static inline void OPS_NAME(fold)(const hk_tile_rows *tile, const float *weight, int from, int to, int64_t d,
                                   int count, float keep, float take, float *out)
 {
-    hk_lanes weighted[4] = {{0}};
-    for (int p = from; p < to; p++)
-        for (int i = 0; i < count; i++)
-            weighted[i] += lanes_load(tile->values + p * tile->stride + d + i * HK_LANES) * weight[p];
+    hk_lanes weighted[4];
     for (int i = 0; i < count; i++)
-        lanes_store(out + d + i * HK_LANES, lanes_load(out + d + i * HK_LANES) * keep + weighted[i] * take);
+        weighted[i] = lanes_zero();
+    for (int p = from; p < to; p++) {
+        const hk_lanes factor = lanes_splat(weight[p]);
+        for (int i = 0; i < count; i++)
+            weighted[i]
+                = lanes_mul_add(lanes_load(tile->values + p * tile->stride + d + i * HK_LANES), factor, weighted[i]);
+    }
+    for (int i = 0; i < count; i++) {
+        float *at = out + d + i * HK_LANES;
+        lanes_store(at, lanes_mul_add(weighted[i], lanes_splat(take), lanes_mul(lanes_load(at), lanes_splat(keep))));
+    }
+}
+
+/* Scores of 16 positions from `first` on; -infinity outside [from, to). */
+static inline hk_lanes OPS_NAME(masked)(hk_lanes score, int first, int from, int to)
+{
+    float lanes[HK_LANES];
+    lanes_store(lanes, score);
+    for (int lane = 0; lane < HK_LANES; lane++)
+        if (first + lane < from || first + lane >= to)
+            lanes[lane] = -INFINITY;
+    return lanes_load(lanes);
 }
 
 static void OPS_NAME(attend)(const float *q, const hk_tile_rows *tile, int from, int to, float scale,
                              hk_running *state, float *out)
 {
-    static const hk_lanes_i32 ascending = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const hk_lanes nothing = (hk_lanes){0} - INFINITY;
-    hk_lanes score[HK_STRIPS] = {{0}};
-    for (int d = 0; d < tile->head_size; d++)
+    hk_lanes score[HK_STRIPS];
+    for (int s = 0; s < HK_STRIPS; s++)
+        score[s] = lanes_zero();
+    for (int d = 0; d < tile->head_size; d++) {
+        const hk_lanes factor = lanes_splat(q[d]);
         for (int s = 0; s < HK_STRIPS; s++)
-            score[s] += lanes_load(tile->keys + (s * tile->head_size + d) * HK_LANES) * q[d];
-    hk_lanes top = nothing;
+            score[s] = lanes_mul_add(lanes_load(tile->keys + (s * tile->head_size + d) * HK_LANES), factor,
+                                     score[s]);
+    }
+    hk_lanes top = lanes_splat(-INFINITY);
     for (int s = 0; s < HK_STRIPS; s++) {
-        const hk_lanes_i32 position = ascending + s * HK_LANES;
-        score[s] = lanes_select((position >= from) & (position < to), score[s] * scale, nothing);
-        top = lanes_max(top, score[s]);
+        score[s] = lanes_mul(score[s], lanes_splat(scale));
+        if (s * HK_LANES < from || (s + 1) * HK_LANES > to)
+            score[s] = OPS_NAME(masked)(score[s], s * HK_LANES, from, to);
+        top = lanes_max(score[s], top);
     }
     const float most = lanes_most(top);
     float weight[HK_PAGE];
-    hk_lanes sum = {0};
+    hk_lanes sum = lanes_zero();
     for (int s = 0; s < HK_STRIPS; s++) {
-        const hk_lanes weights = lanes_exp(score[s] - most);
+        const hk_lanes weights = lanes_exp(lanes_add(score[s], lanes_splat(-most)));
         lanes_store(weight + s * HK_LANES, weights);
-        sum += weights;
+        sum = lanes_add(sum, weights);
     }
 
     const float highest = most > state->most ? most : state->most;
@@ -200,11 +235,8 @@ static inline hk_lanes OPS_NAME(column)(int layout, const uint8_t *block, int c)
 {
     if (layout == HK_LAYOUT_F32X16)
         return lanes_load((const float *)(const void *)block + c * HK_LANES);
-    if (layout == HK_LAYOUT_F16X16)
-        return lanes_of_halves(block + 2 * c * HK_LANES);
-    hk_lanes_u16 high;
-    memcpy(&high, block + 2 * c * HK_LANES, sizeof high);
-    return lanes_of_bits(__builtin_convertvector(high, hk_lanes_i32) << 16);
+    return layout == HK_LAYOUT_F16X16 ? lanes_of_halves(block + 2 * c * HK_LANES)
+                                      : lanes_of_bfloats(block + 2 * c * HK_LANES);
 }
 
 /* Terms are added column by column, segment by segment; `layout` is a constant at each use. */
@@ -215,9 +247,12 @@ static inline void OPS_NAME(matmul_float)(int layout, const uint8_t *group, cons
     const int64_t bytes = hk_layout_table[layout].bytes;
     for (int64_t tile_row = 0; tile_row < rows; tile_row += HK_ROW_TILE) {
         const int64_t tile_rows = hk_min(HK_ROW_TILE, rows - tile_row);
-        hk_lanes total[HK_ROW_TILE] = {{0}};
+        hk_lanes total[HK_ROW_TILE], segment[HK_ROW_TILE];
+        for (int64_t m = 0; m < tile_rows; m++)
+            total[m] = lanes_zero();
         for (int s = 0; s < HK_SEGMENTS; s++) {
-            hk_lanes segment[HK_ROW_TILE] = {{0}};
+            for (int64_t m = 0; m < tile_rows; m++)
+                segment[m] = lanes_zero();
             const int64_t end = hk_segment_start(act->blocks, s + 1);
             for (int64_t block = hk_segment_start(act->blocks, s); block < end; block++) {
                 hk_lanes weights[HK_BLOCK];
@@ -227,12 +262,12 @@ static inline void OPS_NAME(matmul_float)(int layout, const uint8_t *group, cons
                     const float *x = act->x + (first_row + tile_row + m) * act->x_stride + block * HK_BLOCK;
                     hk_lanes sum = segment[m];
                     for (int c = 0; c < HK_BLOCK; c++)
-                        sum += weights[c] * x[c];
+                        sum = lanes_mul_add(weights[c], lanes_splat(x[c]), sum);
                     segment[m] = sum;
                 }
             }
             for (int64_t m = 0; m < tile_rows; m++)
-                total[m] += segment[m];
+                total[m] = lanes_add(total[m], segment[m]);
         }
         for (int64_t m = 0; m < tile_rows; m++)
             memcpy(out + (tile_row + m) * out_stride, &total[m], (size_t)lanes * sizeof(float));
