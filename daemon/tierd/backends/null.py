@@ -136,6 +136,10 @@ class NullBackend:
         rows = sum(2 * store.heads * codec.row_bytes(store.head_size) for store in stores)
         return rows * self.page_positions
 
+    def working_bytes(self, plan: Plan, file: GGUFFile, max_rows: int) -> int:
+        """Return 0: there are no weights."""
+        return 0
+
     def compile(self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int) -> Executor:
         """Return an executor that knows of the plan its vocabulary only."""
         return NullExecutor(

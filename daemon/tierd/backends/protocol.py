@@ -59,6 +59,9 @@ class Backend(Protocol):
     def page_bytes(self, plan: Plan, codec: KVCodec) -> int:
         """Return the bytes of one page, all layers. UnsupportedModelError when the codec does not fit."""
 
+    def working_bytes(self, plan: Plan, file: GGUFFile, max_rows: int) -> int:
+        """Return the bytes that a compiled plan takes, K/V aside: its weights and a step's buffers."""
+
     def compile(self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int) -> Executor:
         """Return an executor for the plan. Called from any thread; may take seconds. Raises ModelError.
 
