@@ -30,7 +30,7 @@
 #endif
 
 /* cffi: begin */
-enum { HK_ABI_VERSION = 1 }; /* the Python side refuses a library of another */
+enum { HK_ABI_VERSION = 2 }; /* the Python side refuses a library of another */
 
 enum {
     HK_BLOCK = 32,   /* columns quantised together */
@@ -216,6 +216,10 @@ int64_t hk_page_bytes(const hk_store *stores, int32_t store_count, int codec);
 
 /* Run the whole plan for every row of the step. */
 void hk_model_step(hk_model *model, const hk_step *step);
+
+/* Copy the first `positions` positions (at most HK_PAGE) of page `source` into page `target`, another
+ * one, in every store. No step may be running. */
+void hk_model_copy_rows(hk_model *model, int32_t source, int32_t target, int32_t positions);
 
 /* ---- Sampling --------------------------------------------------------------------------------- */
 

@@ -440,6 +440,15 @@ class HostExecutor:
         _check_ids("page", page_tables, self.pages)
         return page_tables
 
+    def copy_rows(self, source: int, target: int, positions: int) -> None:
+        """See `Executor.copy_rows`. Raises ExecutorError for what would lead the kernels astray."""
+        if not self._handle:
+            raise ExecutorError("the executor is closed")
+        _check_ids("page", np.array([source, target], np.int32), self.pages)
+        if source == target or not 0 <= positions <= PAGE_POSITIONS:
+            raise ExecutorError(f"{positions} rows cannot be copied from page {source} to page {target}")
+        self._lib.hk_model_copy_rows(self._handle, source, target, positions)
+
     def close(self) -> None:
         """See `Executor.close`."""
         if self._handle:

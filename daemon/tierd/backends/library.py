@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tierd.errors import TierdError
 
-_ABI_VERSION = 1
+_ABI_VERSION = 2
 _LIBRARY = "libhostkernels.so"
 _HEADER = "hostkernels.h"
 

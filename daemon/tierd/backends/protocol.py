@@ -42,6 +42,13 @@ class Executor(Protocol):
         the GIL released. Raises ExecutorError; the K/V of the batch's rows is then undefined.
         """
 
+    def copy_rows(self, source: int, target: int, positions: int) -> None:
+        """Copy the K/V of a page's first positions, every layer, into another page.
+
+        Called from the engine thread while no `run` is in progress; takes no longer than a page's bytes
+        need to be copied.
+        """
+
     def close(self) -> None:
         """Free weights and pages. Idempotent; nothing may be called after it."""
 
