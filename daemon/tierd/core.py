@@ -60,10 +60,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one finished request. Every sampled token counts, an end-of-generation token too."""
+    """Token counts of one finished request. Every sampled token counts, an end-of-generation token too.
+
+    cached_tokens: how many of the prompt's tokens did not have to be fed.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,7 @@ class Sequence:
     """The engine's record of one request being served. Only the engine thread touches it.
 
     tokens: prompt ids, then sampled ids. `tokens[:fed]` have their K/V in `pages`.
+    cached: how many of them had it from the start.
     pages: page ids in order; page i holds positions [i * page_positions, (i + 1) * page_positions).
     """
 
@@ -118,6 +123,7 @@ class Sequence:
     text: TextStream
     tokens: list[int]
     fed: int = 0
+    cached: int = 0
     pages: list[int] = field(default_factory=list)
 
     @property

@@ -96,9 +96,14 @@ class LimitsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSettings:
-    """`[kv]`: memory for K/V pages of all models, in MiB. 0: a share of free memory."""
+    """`[kv]`: K/V pages of all models.
+
+    memory_mb: how many MiB they may take; 0: a share of free memory.
+    prefix_cache: whether pages are kept for later prompts that begin with the same tokens.
+    """
 
     memory_mb: int = field(default=0, metadata=_checked(_within(0)))
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from tierd.chat.tokenizer import Tokenizer, build_tokenizer
 from tierd.core import Batch, Request, Sequence
 from tierd.errors import ModelError, SettingsError
 from tierd.kv.pool import PagePool
+from tierd.kv.prefix import PrefixCache
 from tierd.kv.sizing import available_memory, memory_budget, pages_for, size_cache
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
@@ -37,6 +38,7 @@ class Slot:
 
     file: None when the executor needs none.
     context: positions of one stream; the pool holds at least one stream of it.
+    prefix_cache: False: no page outlives its streams.
     waiting: not admitted yet, in order of arrival. running: admitted, in order of admission.
     step: what the executor is working on; None while it rests. Pages of a sequence of the step stay
     its own until the step is done, even when the sequence has left.
@@ -52,15 +54,18 @@ class Slot:
     executor: Executor
     context: int
     chunk_rows: int
+    prefix_cache: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
     outcome: str = "cpu"
     pool: PagePool = field(init=False)
+    prefixes: PrefixCache = field(init=False)
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     step: Step | None = None
 
     def __post_init__(self) -> None:
         self.pool = PagePool(self.executor.pages)
+        self.prefixes = PrefixCache(self.pool, self.executor.page_positions, enabled=self.prefix_cache)
 
     @property
     def id(self) -> str:
@@ -130,6 +135,7 @@ def _build(model: ModelSettings, settings: Settings, backend: Backend, file: GGU
         executor=backend.compile(plan, file, codec=codec, pages=size.pages, max_rows=max_rows),
         context=size.context,
         chunk_rows=settings.engine.chunk_rows,
+        prefix_cache=settings.kv.prefix_cache,
     )
 
 

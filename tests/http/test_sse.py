@@ -80,10 +80,15 @@ def test_chat_frames_are_these_bytes() -> None:
 def test_completion_frames_end_with_counts_when_asked() -> None:
     frames = sse.completion_frames(HEADING, include_usage=True)
     assert frames.first == b""
-    end = frames.encode([FinishedEvent(FinishReason.LENGTH, Usage(3, 4))]).split(b"\n\n")
+    end = frames.encode([FinishedEvent(FinishReason.LENGTH, Usage(3, 4, 2))]).split(b"\n\n")
     assert json.loads(end[0][6:])["usage"] is None
     assert json.loads(end[1][6:])["choices"] == []
-    assert json.loads(end[1][6:])["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert json.loads(end[1][6:])["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
     assert end[2:] == [b"data: [DONE]", b""]
 
 

@@ -17,7 +17,7 @@ from tierd.chat.stops import text_stream
 from tierd.core import Event, FailedEvent, FinishedEvent, FinishReason, Request, Sequence, TerminalEvent
 from tierd.engine.catalogue import Catalogue, describe
 from tierd.engine.ledger import Ledger
-from tierd.engine.messages import Cancel, Load, LoadDone, Message, StepDone, Stop, Submit
+from tierd.engine.messages import Cancel, Flush, Load, LoadDone, Message, StepDone, Stop, Submit
 from tierd.engine.runner import Runner
 from tierd.engine.sampler import pick
 from tierd.engine.scheduler import commit, leave, schedule, settle, usage
@@ -71,7 +71,7 @@ class Loop:
                 if slot.step is None and (step := schedule(slot)):
                     slot.step = step
                     self._runners[slot.executor.name].submit(slot, step)
-                    self._ledger.scheduled(step)
+                    self._ledger.scheduled(slot, step)
             self._publish()
         for runner in self._runners.values():
             runner.stop()
@@ -95,6 +95,8 @@ class Loop:
                     self._emit(request.id, FailedEvent(error))
                 case Load(_, loaded):
                     loaded.set_exception(error)
+                case Flush(_, freed):
+                    freed.set_exception(error)
         self._hand_over()
 
     def _handle(self, message: Message) -> None:
@@ -105,12 +107,14 @@ class Loop:
                 self._cancel(request_id)
             case StepDone(slot, step, result, seconds):
                 self._slots[slot.id] = self._slots.pop(slot.id)
-                settle(slot)
+                settle(slot, failed=isinstance(result, Exception))
                 self._complete(slot, step, result, seconds)
             case Load():
                 self._load(message)
             case LoadDone(load, result):
                 self._loaded(load, result)
+            case Flush():
+                self._flush(message)
             case Stop():
                 self._stop()
 
@@ -191,6 +195,16 @@ class Loop:
         else:
             self.catalogue = self.catalogue.extend(loading=self._loads)
             load.loaded.set_exception(result)
+
+    def _flush(self, flush: Flush) -> None:
+        if flush.model is not None and flush.model not in self._slots:
+            flush.freed.set_exception(self.catalogue.missing(flush.model))
+            return
+        slots = [slot for slot in self._slots.values() if flush.model in (None, slot.id)]
+        freed = {slot.id: slot.prefixes.flush() for slot in slots}
+        for model, pages in freed.items():
+            log.info("model=%s flushed the prefix cache, %d pages", model, pages)
+        flush.freed.set_result(sum(freed.values()))
 
     def _stop(self) -> None:
         self._stopping = True

@@ -27,18 +27,28 @@ class Heading(TypedDict):
     system_fingerprint: str
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """How many of the prompt's tokens were found in the prefix cache."""
+
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
     @classmethod
     def of(cls, usage: core.Usage) -> Usage:
         """Return the engine's counts in OpenAI's shape."""
         return cls(
-            usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens + usage.completion_tokens
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.prompt_tokens + usage.completion_tokens,
+            PromptTokensDetails(usage.cached_tokens),
         )
 
 
