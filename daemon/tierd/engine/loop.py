@@ -19,7 +19,7 @@ from tierd.engine.catalogue import Catalogue, describe
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import Cancel, Flush, Load, LoadDone, Message, StepDone, Stop, Submit
 from tierd.engine.runner import Runner
-from tierd.engine.sampler import pick
+from tierd.engine.sampler import pick, score
 from tierd.engine.scheduler import commit, leave, schedule, settle, usage
 from tierd.engine.snapshot import Snapshot, observe
 from tierd.errors import (
@@ -145,7 +145,7 @@ class Loop:
                 raise result
             tokens = pick(step, result)
             self._ledger.stepped(slot, step, tokens, seconds)
-            for sequence, event in commit(slot, step, tokens):
+            for sequence, event in commit(slot, step, tokens, score(step, result, tokens)):
                 if isinstance(event, TerminalEvent):
                     self._end(slot, sequence, event)
                 else:
@@ -243,6 +243,10 @@ def _check(request: Request, slot: Slot) -> None:
     if max(request.prompt) >= slot.executor.vocabulary or min(request.prompt) < 0:
         raise InvalidRequestError(
             f"the prompt holds a token id outside 0 to {slot.executor.vocabulary - 1}", param="prompt"
+        )
+    if any(not 0 <= token < slot.executor.vocabulary for token, _ in request.sampling.logit_bias):
+        raise InvalidRequestError(
+            f"logit_bias names a token id outside 0 to {slot.executor.vocabulary - 1}", param="logit_bias"
         )
     if len(request.prompt) + request.max_tokens > slot.context:
         raise ContextLengthExceededError(

@@ -12,7 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
-from tierd.core import Batch, Chunk, Event, FinishedEvent, FinishReason, Sequence, TextEvent, Usage
+from tierd.core import (
+    Batch,
+    Chunk,
+    Event,
+    FinishedEvent,
+    FinishReason,
+    Sequence,
+    TextEvent,
+    TokenLogprobs,
+    Usage,
+)
 from tierd.slot import Slot, Step
 
 
@@ -74,14 +84,18 @@ def choose_rows(running: Iterable[Sequence], chunk_rows: int) -> list[tuple[Sequ
     return rows
 
 
-def commit(slot: Slot, step: Step, tokens: Ordered[int | None]) -> list[tuple[Sequence, Event]]:
+def commit(
+    slot: Slot, step: Step, tokens: Ordered[int | None], scores: Ordered[TokenLogprobs | None] = ()
+) -> list[tuple[Sequence, Event]]:
     """Book a finished step; return the events of its sequences, in order.
 
     tokens: the next token of each sequence of the step, None where its prompt is not fed whole yet.
+    scores: their log-probabilities, None where nobody asks; () when nobody does at all.
     What a sequence that has left meanwhile would have got is thrown away.
     """
     events: list[tuple[Sequence, Event]] = []
-    for sequence, chunk, token in zip(step.sequences, step.batch.chunks, tokens, strict=True):
+    scores = scores or (None,) * len(tokens)
+    for sequence, chunk, token, score in zip(step.sequences, step.batch.chunks, tokens, scores, strict=True):
         if sequence not in slot.running:
             continue
         sequence.fed += len(chunk.tokens)
@@ -89,8 +103,9 @@ def commit(slot: Slot, step: Step, tokens: Ordered[int | None]) -> list[tuple[Se
             continue
         sequence.tokens.append(token)
         text, reason = _advance(slot, sequence, token)
-        if text:
-            events.append((sequence, TextEvent(text)))
+        told = _tell(sequence, score) if score is not None else ()
+        if text or told:
+            events.append((sequence, TextEvent(text, told)))
         if reason is not None:
             leave(slot, sequence)
             events.append((sequence, FinishedEvent(reason, usage(sequence))))
@@ -131,6 +146,18 @@ def usage(sequence: Sequence) -> Usage:
         completion_tokens=sequence.generated,
         cached_tokens=sequence.cached,
     )
+
+
+def _tell(sequence: Sequence, score: TokenLogprobs) -> tuple[TokenLogprobs, ...]:
+    """Take in the log-probabilities of a new token; return those of tokens that have begun to show.
+
+    A token that ends the stream, or whose text a stop string cuts off, never shows.
+    """
+    sequence.logprobs.append(score)
+    count = sequence.text.shown - sequence.told
+    told, sequence.logprobs = tuple(sequence.logprobs[:count]), sequence.logprobs[count:]
+    sequence.told += count
+    return told
 
 
 def _advance(slot: Slot, sequence: Sequence, token: int) -> tuple[str, FinishReason | None]:
