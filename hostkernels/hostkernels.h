@@ -30,7 +30,7 @@
 #endif
 
 /* cffi: begin */
-enum { HK_ABI_VERSION = 1 }; /* the Python side refuses a library of another */
+enum { HK_ABI_VERSION = 2 }; /* the Python side refuses a library of another */
 
 enum {
     HK_BLOCK = 32,   /* columns quantised together */
@@ -217,16 +217,37 @@ int64_t hk_page_bytes(const hk_store *stores, int32_t store_count, int codec);
 /* Run the whole plan for every row of the step. */
 void hk_model_step(hk_model *model, const hk_step *step);
 
+/* Copy the first `positions` positions (at most HK_PAGE) of page `source` into page `target`, another
+ * one, in every store. No step may be running. */
+void hk_model_copy_rows(hk_model *model, int32_t source, int32_t target, int32_t positions);
+
 /* ---- Sampling --------------------------------------------------------------------------------- */
 
 /* The most likely id; the lowest on a tie. NaN is never picked unless all are. */
 int64_t hk_argmax(const float *logits, int64_t count);
 
-/* Draw an id. `draw` is uniform in [0, 1). The chain: temperature (above 0), top_k (0: off), top_p
- * (1: off), min_p (0: off); each on the distribution the one before left. Ties are in order of ids.
- * scratch: 16 * count bytes, 8-byte aligned. */
+/* Draw an id. `draw` is uniform in [0, 1); ids that are kept share that range in ascending order, each as
+ * wide as it is likely. The chain: temperature (above 0), top_k (0: off), top_p (1: off), min_p (0: off); each
+ * on the distribution the one before left, equally likely ids in ascending order. What is e^87 times less
+ * likely than the best is never drawn.
+ * scratch: 12 * count + 1024 bytes, 8-byte aligned. */
 int64_t hk_sample(const float *logits, int64_t count, float temperature, int64_t top_k, float top_p,
                   float min_p, double draw, void *scratch);
+
+/* Make the tokens of a text less likely, in place, each once. The first `prompt` of its `count` tokens are
+ * the prompt's, the rest were generated. A positive logit is divided by `repeat`, another multiplied by it
+ * (Keskar et al., "CTRL", 2019). A token that was generated n times, n above 0, loses `presence` and
+ * n * `frequency` as well.
+ * seen: an int32 for each id of the vocabulary, all zero; they are zero again afterwards. */
+void hk_penalise(float *logits, const int32_t *tokens, int64_t prompt, int64_t count, float repeat,
+                 float presence, float frequency, int32_t *seen);
+
+/* The logarithm of the sum of e^logit: a logit less it is a log-probability. NaN counts as nothing. */
+double hk_log_sum_exp(const float *logits, int64_t count);
+
+/* The `wanted` (at least 1) most likely ids, best first, equally likely ones in ascending order; NaN is left
+ * out. Returns how many there are. Quick for few: it takes up to wanted * count steps. */
+int64_t hk_top(const float *logits, int64_t count, int64_t wanted, int64_t *ids);
 
 /* Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011). */
 void hk_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);

@@ -42,6 +42,7 @@ struct hk_model {
     hk_rope *ropes;
     int rope_count;
     store *stores;
+    int store_count;
     int codec;
     int64_t page_bytes;
     uint8_t *pages;
@@ -131,6 +132,7 @@ static bool create_stores(hk_model *self, const hk_model_spec *spec)
                                   hk_codec_bytes(spec->codec, from->head_size), offset};
         offset += store_bytes(from, spec->codec);
     }
+    self->store_count = spec->store_count;
     const int64_t bytes = self->page_bytes * spec->pages;
     if (bytes == 0)
         return true;
@@ -454,6 +456,22 @@ void hk_model_step(hk_model *model, const hk_step *step)
     cut_query_blocks(model, step);
     hk_pool_run(model->pool, step_task, model);
     model->step = NULL;
+}
+
+/* ---- Rows by themselves -------------------------------------------------------------------------- */
+
+void hk_model_copy_rows(hk_model *model, int32_t source, int32_t target, int32_t positions)
+{
+    const uint8_t *from = model->pages + source * model->page_bytes;
+    uint8_t *to = model->pages + target * model->page_bytes;
+    for (int i = 0; i < model->store_count; i++) {
+        const store *self = &model->stores[i];
+        const int64_t head_bytes = HK_PAGE * self->row_bytes;
+        for (int64_t head = 0; head < 2 * self->heads; head++) { /* of the keys, then of the values */
+            const int64_t at = self->offset + head * head_bytes;
+            memcpy(to + at, from + at, (size_t)(positions * self->row_bytes));
+        }
+    }
 }
 
 /* ---- One matmul by itself ------------------------------------------------------------------------ */

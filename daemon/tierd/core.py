@@ -7,6 +7,7 @@ A `Request` is what a client wants, frozen. A `Sequence` is the engine's record 
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,18 +27,36 @@ class FinishReason(enum.StrEnum):
 class SamplingParams:
     """How to pick a token from logits. The chain runs in the order of the fields.
 
-    temperature: 0 picks the most likely token (lowest id on a tie) and ignores the rest.
+    logit_bias: (id, what is added to its logit); an id stands there once.
+    repeat_penalty: a token of the window has its logit divided by this if it is positive, else multiplied
+    (as llama.cpp does); 1 changes nothing.
+    presence_penalty: taken off the logit of a token that was generated within the window (as OpenAI does).
+    frequency_penalty: taken off once for each time that it was.
+    penalty_window: how many of the most recent tokens, prompt and generated, count; 0 counts all. Tokens
+    of the prompt are of no account to presence and frequency.
+    temperature: logits are divided by it; 0 picks the most likely token (lowest id on a tie) and ignores
+    the rest.
     top_k: keep this many most likely tokens; 0 keeps all.
     top_p: then keep the fewest most likely tokens whose share reaches this; 1 keeps all.
     min_p: then keep tokens at least this fraction as likely as the most likely one; 0 keeps all.
     seed: 64 bits. A draw depends on (seed, position) alone.
     """
 
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int = 0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether any penalty is on."""
+        return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +65,8 @@ class Request:
 
     `prompt` plus `max_tokens` fit the model's context; whoever builds a Request has checked it.
     `stop` strings end the text before they appear in it. With `ignore_eos` an end-of-generation
-    token is an ordinary token.
+    token is an ordinary token. `top_logprobs`: tell each token's log-probability, and those of this
+    many most likely ones; None tells none.
     """
 
     id: str
@@ -56,21 +76,43 @@ class Request:
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one finished request. Every sampled token counts, an end-of-generation token too."""
+    """Token counts of one finished request. Every sampled token counts, an end-of-generation token too.
+
+    cached_tokens: how many of the prompt's tokens did not have to be fed.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a sampled token was: by the model's own logits, before the sampler's chain.
+
+    top: (id, log-probability) of the most likely tokens, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
-    """New text of a stream; never half a character, never part of a stop string."""
+    """New text of a stream; never half a character, never part of a stop string.
+
+    logprobs: of the tokens whose text begins in it, where the request asks for them; then the text may be
+    empty.
+    """
 
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +144,10 @@ class TextStream(Protocol):
     def stopped(self) -> bool:
         """Whether a stop string was completed; nothing after it is ever returned."""
 
+    @property
+    def shown(self) -> int:
+        """How many of the tokens have begun to show in the text that was returned; all after `finish`."""
+
     def finish(self) -> str:
         """Return what was held back; called once, when the stream ends without a stop string."""
 
@@ -111,14 +157,21 @@ class Sequence:
     """The engine's record of one request being served. Only the engine thread touches it.
 
     tokens: prompt ids, then sampled ids. `tokens[:fed]` have their K/V in `pages`.
+    cached: how many of them had it from the start.
     pages: page ids in order; page i holds positions [i * page_positions, (i + 1) * page_positions).
+    history: `tokens` as penalties read them; the sampler brings it up to date when it needs it.
+    logprobs: of sampled tokens that are not told yet, because their text is held back. told: how many are.
     """
 
     request: Request
     text: TextStream
     tokens: list[int]
     fed: int = 0
+    cached: int = 0
     pages: list[int] = field(default_factory=list)
+    history: array[int] = field(default_factory=lambda: array("i"))
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    told: int = 0
 
     @property
     def generated(self) -> int:

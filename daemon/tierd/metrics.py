@@ -59,5 +59,23 @@ class Metrics:
         )
         self.running = Gauge("tierd_requests_running", "Requests being served.", MODEL, registry=registry)
         self.waiting = Gauge("tierd_requests_waiting", "Requests in the queue.", MODEL, registry=registry)
+        self.prefix_queries = Counter(
+            "tierd_prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            MODEL,
+            registry=registry,
+        )
+        self.prefix_hits = Counter(
+            "tierd_prefix_cache_hits",
+            "Prompt tokens found in the prefix cache, so not fed again.",
+            MODEL,
+            registry=registry,
+        )
         self.pages_used = Gauge("tierd_kv_pages_used", "K/V pages in use.", MODEL, registry=registry)
+        self.pages_cached = Gauge(
+            "tierd_kv_pages_cached",
+            "K/V pages kept for later prompts and in nobody's use.",
+            MODEL,
+            registry=registry,
+        )
         self.pages_total = Gauge("tierd_kv_pages", "K/V pages there are.", MODEL, registry=registry)

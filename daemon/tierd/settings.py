@@ -96,9 +96,14 @@ class LimitsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSettings:
-    """`[kv]`: memory for K/V pages of all models, in MiB. 0: a share of free memory."""
+    """`[kv]`: K/V pages of all models.
+
+    memory_mb: how many MiB they may take; 0: a share of free memory.
+    prefix_cache: whether pages are kept for later prompts that begin with the same tokens.
+    """
 
     memory_mb: int = field(default=0, metadata=_checked(_within(0)))
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,8 @@ class ModelSettings:
     context: most positions of one stream; 0: the model's own, as far as memory allows.
     streams: most requests served at the same time; further ones wait.
     chat_template: a Jinja file used instead of the template in the model file.
-    temperature, top_k, top_p, min_p: used where a request is silent.
+    temperature to penalty_window: the sampling of a request that is silent about it; see
+    `core.SamplingParams`.
     """
 
     id: str = field(metadata=_checked(_model_id))
@@ -122,6 +128,10 @@ class ModelSettings:
     top_k: int = field(default=0, metadata=_checked(_within(0)))
     top_p: float = field(default=1.0, metadata=_checked(_within(0, 1)))
     min_p: float = field(default=0.0, metadata=_checked(_within(0, 1)))
+    repeat_penalty: float = field(default=1.0, metadata=_checked(_within(0.01, 100)))
+    presence_penalty: float = field(default=0.0, metadata=_checked(_within(-2, 2)))
+    frequency_penalty: float = field(default=0.0, metadata=_checked(_within(-2, 2)))
+    penalty_window: int = field(default=0, metadata=_checked(_within(0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ from tierd.chat.tokenizer import Tokenizer, build_tokenizer
 from tierd.core import Batch, Request, Sequence
 from tierd.errors import ModelError, SettingsError
 from tierd.kv.pool import PagePool
-from tierd.kv.sizing import memory_budget, pages_for, size_cache
+from tierd.kv.prefix import PrefixCache
+from tierd.kv.sizing import available_memory, memory_budget, pages_for, size_cache
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
@@ -37,6 +38,7 @@ class Slot:
 
     file: None when the executor needs none.
     context: positions of one stream; the pool holds at least one stream of it.
+    prefix_cache: False: no page outlives its streams.
     waiting: not admitted yet, in order of arrival. running: admitted, in order of admission.
     step: what the executor is working on; None while it rests. Pages of a sequence of the step stay
     its own until the step is done, even when the sequence has left.
@@ -52,15 +54,18 @@ class Slot:
     executor: Executor
     context: int
     chunk_rows: int
+    prefix_cache: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
     outcome: str = "cpu"
     pool: PagePool = field(init=False)
+    prefixes: PrefixCache = field(init=False)
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     step: Step | None = None
 
     def __post_init__(self) -> None:
         self.pool = PagePool(self.executor.pages)
+        self.prefixes = PrefixCache(self.pool, self.executor.page_positions, enabled=self.prefix_cache)
 
     @property
     def id(self) -> str:
@@ -100,6 +105,8 @@ def open_slot(model: ModelSettings, settings: Settings, backend: Backend) -> Slo
 
 def _build(model: ModelSettings, settings: Settings, backend: Backend, file: GGUFFile) -> Slot:
     plan = build_plan(file)
+    max_rows = settings.engine.chunk_rows + model.streams
+    _check_memory(backend.working_bytes(plan, file, max_rows), max_rows)
     tokenizer = build_tokenizer(file)
     renderer = build_renderer(file, tokenizer, read_template(model))
     codec = KV_CODECS[model.kv_dtype]
@@ -125,12 +132,21 @@ def _build(model: ModelSettings, settings: Settings, backend: Backend, file: GGU
         file=file,
         tokenizer=tokenizer,
         renderer=renderer,
-        executor=backend.compile(
-            plan, file, codec=codec, pages=size.pages, max_rows=settings.engine.chunk_rows + model.streams
-        ),
+        executor=backend.compile(plan, file, codec=codec, pages=size.pages, max_rows=max_rows),
         context=size.context,
         chunk_rows=settings.engine.chunk_rows,
+        prefix_cache=settings.kv.prefix_cache,
     )
+
+
+def _check_memory(needed: int, max_rows: int) -> None:
+    """Raise ModelError where taking so many bytes would leave the machine without memory."""
+    there = available_memory()
+    if needed > there:
+        raise ModelError(
+            f"its weights and the buffers of a step of {max_rows} rows need {needed >> 20:,} MiB, but only "
+            f"{there >> 20:,} MiB are free; serve fewer models or smaller ones, or lower engine.chunk_rows"
+        )
 
 
 def read_template(model: ModelSettings) -> str | None:

@@ -56,6 +56,33 @@ def test_faults_of_the_engine_are_refused(chunk: Chunk, fault: str) -> None:
         NullExecutor(pages=4, max_rows=8).run(Batch((chunk,)))
 
 
+def test_copied_rows_stand_for_the_same_history() -> None:
+    executor = NullExecutor(pages=4)
+    whole = feed(executor, Chunk((1, 2, 3, 4, 5, 6, 7), 0, (0, 1), (6,)))
+    executor.copy_rows(1, 3, 2)
+    assert np.array_equal(feed(executor, Chunk((7,), 6, (0, 3), (0,))), whole)
+    other = feed(executor, Chunk((8,), 6, (0, 3), (0,)))
+    assert not np.array_equal(other, whole)
+    assert np.array_equal(feed(executor, Chunk((7,), 6, (0, 1), (0,))), whole)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "positions", "fault"),
+    [
+        (4, 0, 1, "page 4 does not exist"),
+        (0, -1, 1, "page -1 does not exist"),
+        (0, 0, 1, "1 rows cannot be copied from page 0 to page 0"),
+        (0, 1, 5, "5 rows cannot be copied"),
+        (1, 2, 2, "2 rows cannot be copied"),  # but one was fed
+    ],
+)
+def test_faulty_copies_are_refused(source: int, target: int, positions: int, fault: str) -> None:
+    executor = NullExecutor(pages=4)
+    feed(executor, Chunk((1, 2, 3, 4, 5), 0, (0, 1)))
+    with pytest.raises(ExecutorError, match=fault):
+        executor.copy_rows(source, target, positions)
+
+
 def test_a_result_is_gone_with_the_next_step() -> None:
     executor = NullExecutor(pages=1)
     first = executor.run(Batch((Chunk((1,), 0, (0,), (0,)),)))
@@ -78,6 +105,8 @@ def test_steps_do_not_overlap() -> None:
     assert inside.wait(10)
     with pytest.raises(ExecutorError, match="while another one runs"):
         executor.run(batch)
+    with pytest.raises(ExecutorError, match="copied while a step runs"):
+        executor.copy_rows(0, 0, 1)
     with pytest.raises(ExecutorError, match="closed while a step runs"):
         executor.close()
     go_on.set()

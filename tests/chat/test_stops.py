@@ -137,3 +137,25 @@ def test_empty_stop_strings_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="stop string must not be empty") as caught:
         text_stream(BYTES, ["a", ""])
     assert caught.value.param == "stop"
+
+
+@STEADY
+@given(CASES, STOPS)
+def test_a_token_shows_once_its_text_begins_to(case: tuple[Tokenizer, list[int]], stop: list[str]) -> None:
+    tokenizer, ids = case
+    stream = text_stream(tokenizer, stop)
+    text = ""
+    for pushed, token in enumerate(ids, 1):
+        text += stream.push(token)
+        begun = [len(_decoded(tokenizer, ids[:i])) for i in range(pushed)]
+        assert stream.shown == sum(start < len(text) for start in begun)
+        if stream.stopped:
+            return
+    stream.finish()
+    assert stream.shown == len(ids)
+
+
+def _decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Return the characters that are complete after some tokens."""
+    raw = b"".join(tokenizer.token_bytes(token) for token in ids)
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(raw)

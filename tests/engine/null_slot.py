@@ -45,6 +45,7 @@ def null_slot(
     pages: int = 64,
     context: int = 0,
     chunk_rows: int = 16,
+    prefix_cache: bool = True,
     before_step: Callable[[Batch], None] | None = None,
 ) -> Slot:
     """Return a slot of `pages` pages of four positions. context 0: as many positions as fit."""
@@ -66,6 +67,7 @@ def null_slot(
         ),
         context=context or pages * PAGE_POSITIONS,
         chunk_rows=chunk_rows,
+        prefix_cache=prefix_cache,
     )
 
 

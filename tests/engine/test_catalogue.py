@@ -17,11 +17,13 @@ A, B = describe(null_slot(model("a"))), describe(null_slot(replace(NULL, id="b")
 
 def test_an_entry_tells_what_a_request_may_ask_for() -> None:
     limits = LimitsSettings(max_prompt_tokens=50, max_output_tokens=1000)
-    settings = ModelSettings(id="m", path=Path("m.gguf"), temperature=0.5, top_k=3, top_p=0.9, min_p=0.1)
+    sampling = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "penalty_window": 64}
+    sampling |= {"repeat_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.3}
+    settings = ModelSettings(id="m", path=Path("m.gguf"), **sampling)
     entry = describe(null_slot(settings, limits=limits, pages=25))
     assert (entry.id, entry.architecture, entry.default, entry.renderer) == ("m", "null", False, None)
     assert (entry.context, entry.max_prompt_tokens, entry.max_output_tokens) == (100, 50, 100)
-    assert entry.sampling == SamplingParams(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1)
+    assert entry.sampling == SamplingParams(**sampling)
     assert (
         entry.tokenizer.decode(entry.tokenizer.encode("hé", add_special=False, parse_special=False)) == "hé"
     )

@@ -454,7 +454,7 @@ def test_one_line_at_each_end_and_no_word_of_the_text(caplog: pytest.LogCaptureF
         secret = harness.mail.text("done")
     (line,) = [r.getMessage() for r in caplog.records if "done" in r.getMessage()]
     assert re.fullmatch(
-        r"request=done model=null prompt=8 generated=4 "
+        r"request=done model=null prompt=8 cached=0 generated=4 "
         r"queue_ms=[\d.]+ ttft_ms=[\d.]+ total_ms=[\d.]+ outcome=length",
         line,
     )

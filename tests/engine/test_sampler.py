@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine.null_slot import ByteTokenizer, request
 from tierd.chat.stops import text_stream
-from tierd.core import Batch, Chunk, SamplingParams, Sequence
-from tierd.engine.sampler import pick, pick_token
+from tierd.core import Batch, Chunk, SamplingParams, Sequence, TokenLogprobs
+from tierd.engine.sampler import measure, pick, pick_token, score
 from tierd.slot import Step
 
 LOGITS = np.array([0.0, 3.0, 2.5, 3.0, -1.0, 2.0], dtype=np.float32)
@@ -66,3 +68,90 @@ def test_each_sequence_gets_its_own_row_and_position() -> None:
     logits = np.random.default_rng(1).standard_normal((2, 50), dtype=np.float32)
     picked = pick(Step(Batch(chunks), tuple(sequences)), logits)
     assert picked == [int(np.argmax(logits[0])), None, pick_token(logits[1], SamplingParams(seed=7), 4)]
+
+
+def one_step(params: SamplingParams, prompt: list[int], generated: list[int]) -> Step:
+    asked = replace(request("r", prompt), sampling=params, top_logprobs=2)
+    sequence = Sequence(asked, text_stream(ByteTokenizer()), prompt + generated)
+    return Step(Batch((Chunk((1,), len(prompt + generated) - 1, (0,), (0,)),)), (sequence,))
+
+
+@pytest.mark.parametrize(
+    ("params", "prompt", "generated", "best"),
+    [
+        ({}, [1], [3], 1),
+        ({"logit_bias": ((1, -100.0), (5, 1.5))}, [0], [], 5),
+        ({"logit_bias": ((1, -100.0), (3, -100.0), (0, 100.0))}, [0], [], 0),
+        # Prompt and answer count for repeat; a negative logit sinks as well.
+        ({"repeat_penalty": 1.3}, [1], [3], 2),
+        ({"repeat_penalty": 1.3}, [1, 3], [], 2),
+        ({"repeat_penalty": 1.3, "penalty_window": 1}, [1], [3], 1),
+        ({"repeat_penalty": 1.3, "penalty_window": 2}, [1, 3], [0, 0], 1),
+        ({"repeat_penalty": 0.5}, [5], [], 5),
+        # The answer alone counts for presence and frequency.
+        ({"presence_penalty": 0.6}, [1, 3], [], 1),
+        ({"presence_penalty": 0.6}, [0], [1, 1, 3], 2),
+        ({"presence_penalty": 0.4}, [0], [1, 1, 1], 3),
+        ({"presence_penalty": -1.0}, [0], [5, 5], 1),
+        ({"frequency_penalty": 0.3}, [1, 1, 1, 1], [], 1),
+        ({"frequency_penalty": 0.3}, [0], [1, 1, 3, 3], 2),
+        ({"frequency_penalty": 0.3, "penalty_window": 1}, [0], [1, 3, 3, 1], 3),
+        ({"frequency_penalty": 0.3, "penalty_window": 2}, [1, 1], [3], 1),
+        ({"frequency_penalty": -0.7}, [0], [5, 5], 5),
+        # Bias comes before the penalties: 2.0 + 2.0 = 4.0, and 4.0 / 1.5 is less than 3.0.
+        ({"logit_bias": ((5, 2.0),), "repeat_penalty": 1.5}, [5], [], 1),
+    ],
+)
+def test_bias_and_penalties_hold_for_greedy_picks(
+    params: dict[str, object], prompt: list[int], generated: list[int], best: int
+) -> None:
+    logits = LOGITS[None].copy()
+    step = one_step(SamplingParams(temperature=0, **params), prompt, generated)  # type: ignore[arg-type]
+    assert pick(step, logits) == [best]
+    assert (logits == LOGITS).all()
+
+
+def test_bias_holds_for_draws() -> None:
+    only = SamplingParams(logit_bias=((0, 100.0),))
+    ban = SamplingParams(logit_bias=((1, -100.0), (3, -100.0)))
+    for length in range(1, 200):
+        assert pick(one_step(only, [4] * length, []), LOGITS[None]) == [0]
+        assert pick(one_step(ban, [4] * length, []), LOGITS[None])[0] in (0, 2, 4, 5)
+
+
+def test_penalties_follow_a_growing_sequence() -> None:
+    """The history is kept from step to step; what it says is what a fresh sequence would say."""
+    params = SamplingParams(temperature=0, frequency_penalty=0.4, repeat_penalty=1.1, penalty_window=7)
+    growing = one_step(params, [0, 2], [])
+    said: list[int] = []
+    for _ in range(30):
+        (token,) = pick(growing, LOGITS[None])
+        assert token is not None
+        assert [token] == pick(one_step(params, [0, 2], said), LOGITS[None])
+        said.append(token)
+        growing.sequences[0].tokens.append(token)
+    assert len(set(said)) >= 4
+
+
+def test_scores_are_those_of_the_models_own_logits() -> None:
+    params = SamplingParams(temperature=0, logit_bias=((1, -100.0), (3, -100.0)), presence_penalty=1.0)
+    step = one_step(params, [0], [2])
+    tokens = pick(step, LOGITS[None])
+    expected = LOGITS - np.log(np.exp(LOGITS.astype(np.float64)).sum())
+    (entry,) = score(step, LOGITS[None], tokens)
+    assert isinstance(entry, TokenLogprobs)
+    assert entry.token == tokens[0] == 5
+    assert entry.logprob == pytest.approx(expected[5], abs=1e-6)
+    assert [id for id, _ in entry.top] == [1, 3]
+    assert [logprob for _, logprob in entry.top] == pytest.approx(expected[[1, 3]], abs=1e-6)
+
+
+def test_who_asks_for_no_scores_gets_none() -> None:
+    asks, quiet, prefill = (one_step(SamplingParams(temperature=0), [1], []).sequences[0] for _ in range(3))
+    quiet.request = replace(quiet.request, top_logprobs=None)
+    chunk = Chunk((1,), 0, (0,), (0,))
+    step = Step(Batch((chunk, Chunk((1,), 0, (0,)), chunk)), (quiet, prefill, asks))
+    logits = np.stack([LOGITS, LOGITS[::-1]])
+    scores = score(step, logits, pick(step, logits))
+    assert scores[:2] == [None, None]
+    assert scores[2] == measure(logits[1], 2, 2)

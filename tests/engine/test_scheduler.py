@@ -34,7 +34,7 @@ def complete(slot: Slot) -> list[tuple[str, Event]]:
     assert step is not None
     best = iter(np.argmax(slot.executor.run(step.batch), axis=1).tolist())
     tokens = [next(best) if chunk.logit_rows else None for chunk in step.batch.chunks]
-    settle(slot)
+    settle(slot, failed=False)
     return [(sequence.request.id, event) for sequence, event in commit(slot, step, tokens)]
 
 
@@ -63,7 +63,7 @@ def rows(step: Step | None) -> dict[str, int]:
 
 def at_rest(slot: Slot) -> bool:
     pool = slot.pool
-    return not slot.running and not slot.waiting and pool.free == pool.total and not pool.reserved
+    return not slot.running and not slot.waiting and not pool.used and not pool.reserved
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 7, 64, 256])
@@ -199,7 +199,7 @@ def finish(tokens: list[int], **options: object) -> tuple[str, FinishReason, Usa
     for token in tokens:
         step = begin(slot)
         assert step is not None
-        settle(slot)
+        settle(slot, failed=False)
         for _, event in commit(slot, step, [token]):
             if isinstance(event, TextEvent):
                 text += event.text
@@ -247,7 +247,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slot = null_slot(model("null", streams=3), pages=9, chunk_rows=5)
+        self.slot = null_slot(model("null", streams=3), pages=9, chunk_rows=5, prefix_cache=False)
         self.there: list[Sequence] = []
         self.left_in_flight: list[Sequence] = []
         self.count = 0

@@ -80,11 +80,13 @@ CHAINS = [
     (1.0, 0, 1.0, 0.1),
     (2.0, 1000, 0.5, 0.3),
     (1.0, 0, 0.0001, 0.0),
+    (1.0, 0, 0.0, 0.0),
+    (30.0, 0, 0.3, 0.0),
 ]
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), CHAINS)
-@pytest.mark.parametrize("size", [3, 400])
+@pytest.mark.parametrize("size", [3, 400, 5000])
 def test_draws_follow_the_chain(
     temperature: float, top_k: int, top_p: float, min_p: float, size: int
 ) -> None:
@@ -140,3 +142,125 @@ def test_broken_logits_fall_back_to_the_best() -> None:
     assert library.sample(np.float32([1, np.inf, 2]), **chain, uniform=0.9) == 1
     assert library.sample(np.float32([np.nan] * 3), **chain, uniform=0.9) == 0
     assert library.sample(np.float32([np.nan, 1, -np.inf]), **chain, uniform=0.99) == 1
+
+
+def _draw(logits: np.ndarray, uniform: float, **chain: float) -> int:
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | chain
+    return library.sample(logits.astype(np.float32), **settings, uniform=uniform)  # type: ignore[arg-type]
+
+
+ALMOST_ONE = float(np.nextafter(1.0, 0.0))
+
+
+def test_what_is_kept_lies_along_the_draw_in_order_of_ids() -> None:
+    logits = np.random.default_rng(5).standard_normal(3000)
+    for chain in ({}, {"top_k": 20}, {"top_p": 0.5}):
+        picks = [_draw(logits, i / 500, **chain) for i in range(500)]
+        assert picks == sorted(picks)
+    kept = np.flatnonzero(np.argsort(np.argsort(-logits)) < 20)
+    assert _draw(logits, 0.0, top_k=20) == kept[0]
+    assert _draw(logits, ALMOST_ONE, top_k=20) == kept[-1]
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 5000])
+@pytest.mark.parametrize("keep", [1, 2, 50, 64, 4999])
+def test_of_equal_tokens_the_first_are_kept(size: int, keep: int) -> None:
+    """Flat logits are the worst case, too: every token falls into one bin of the histogram."""
+    flat = np.full(size, -3.5)
+    last = min(keep, size) - 1
+    assert _draw(flat, ALMOST_ONE, top_k=keep) == last
+    assert _draw(flat, ALMOST_ONE, top_p=(keep - 0.5) / size if keep < size else 1.0) == last
+    assert {_draw(flat, (i + 0.5) / (last + 1), top_k=keep) for i in range(last + 1)} == set(range(last + 1))
+
+
+@given(
+    st.lists(
+        st.sampled_from([-100.0, -3.0, -0.0, 0.0, 1e-6, 0.5, 2.0, np.nan, -np.inf]), min_size=1, max_size=300
+    ),
+    st.integers(1, 300),
+)
+def test_top_k_keeps_exactly_k_by_logit_then_id(values: list[float], top_k: int) -> None:
+    logits = np.float32(values)
+    usable = np.flatnonzero(np.isfinite(logits))
+    order = usable[np.lexsort((usable, -logits[usable]))][:top_k]
+    likely = [id for id in order.tolist() if logits[id] > logits[order[0]] - 87]
+    if usable.size == 0:
+        return
+    assert _draw(logits, 0.0, top_k=top_k) == min(likely)
+    assert _draw(logits, ALMOST_ONE, top_k=top_k) == max(likely)
+
+
+def test_the_filters_follow_one_another() -> None:
+    """top_p measures what top_k left: 0.5 / 0.8 reaches 0.6 by one token, 0.5 alone does not."""
+    logits = np.log([0.2, 0.5, 0.3])
+    assert {_draw(logits, u, top_p=0.6) for u in (0.0, ALMOST_ONE)} == {1, 2}
+    assert {_draw(logits, u, top_k=2, top_p=0.6) for u in (0.0, ALMOST_ONE)} == {1}
+    assert {_draw(logits, u, top_p=0.9, min_p=0.7) for u in (0.0, ALMOST_ONE)} == {1}
+
+
+def _penalised(
+    logits: np.ndarray, tokens: list[int], prompt: int, repeat: float, presence: float, frequency: float
+) -> np.ndarray:
+    """Return what llama.cpp's repeat penalty and OpenAI's formula for the other two make of logits."""
+    out = logits.astype(np.float64)
+    for token in set(tokens):
+        out[token] = out[token] / repeat if out[token] > 0 else out[token] * repeat
+    counts = np.bincount(np.array(tokens[prompt:], dtype=np.int64), minlength=out.size)
+    return out - counts * frequency - (counts > 0) * presence
+
+
+@given(
+    st.integers(0, 2**31),
+    st.lists(st.integers(0, 39), max_size=200),
+    st.integers(0, 200),
+    st.floats(0.01, 100),
+    st.floats(-2, 2),
+    st.floats(-2, 2),
+)
+def test_penalties_are_what_their_formulas_say(
+    seed: int, tokens: list[int], prompt: int, repeat: float, presence: float, frequency: float
+) -> None:
+    logits = (5 * np.random.default_rng(seed).standard_normal(40)).astype(np.float32)
+    for _ in range(2):  # the second time shows that nothing was left behind
+        ours = logits.copy()
+        library.penalise(
+            ours,
+            np.array(tokens, np.int32),
+            prompt=min(prompt, len(tokens)),
+            repeat=repeat,
+            presence=presence,
+            frequency=frequency,
+        )
+        expected = _penalised(logits, tokens, prompt, repeat, presence, frequency)
+        np.testing.assert_allclose(ours, expected, rtol=2e-6, atol=1e-4)
+        untouched = np.setdiff1d(np.arange(40), tokens)
+        np.testing.assert_array_equal(ours[untouched], logits[untouched])
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 1000, 1024, 1025, 49152])
+def test_log_sum_exp(size: int) -> None:
+    logits = (4 * np.random.default_rng(size).standard_normal(size)).astype(np.float32)
+    exact = logits.astype(np.float64)
+    expected = exact.max() + np.log(np.exp(exact - exact.max()).sum())
+    assert library.log_sum_exp(logits) == pytest.approx(expected, abs=1e-6)
+
+
+def test_log_sum_exp_of_broken_logits() -> None:
+    assert library.log_sum_exp(np.float32([np.nan, 1, -np.inf])) == pytest.approx(1)
+    assert library.log_sum_exp(np.float32([1, np.inf])) == np.inf
+    assert library.log_sum_exp(np.float32([-np.inf, np.nan])) == -np.inf
+    assert library.log_sum_exp(np.float32([3e38, -3e38])) == pytest.approx(3e38)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 500), st.integers(0, 30), st.booleans())
+def test_top_is_in_order_of_likelihood_then_ids(seed: int, size: int, count: int, ties: bool) -> None:
+    logits = np.random.default_rng(seed).standard_normal(size)
+    logits = (np.round(logits) if ties else logits).astype(np.float32)
+    logits[np.random.default_rng(seed + 1).random(size) < 0.1] = np.nan
+    ids = np.flatnonzero(~np.isnan(logits))
+    assert library.top(logits, count) == ids[np.lexsort((ids, -logits[ids]))][:count].tolist()
+
+
+def test_top_of_ascending_logits() -> None:
+    assert library.top(np.arange(1000, dtype=np.float32), 3) == [999, 998, 997]
+    assert library.top(np.full(3, -np.inf, np.float32), 2) == [0, 1]

@@ -56,8 +56,25 @@ def test_streamed_chat_says_the_same_and_counts(live: Live) -> None:
     assert [chunk.choices[0].finish_reason for chunk in chunks[-3:-1]] == [None, "length"]
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+    details = {"prompt_tokens_details": whole.usage.prompt_tokens_details}
+    assert usage.model_copy(update=details) == whole.usage
     assert {chunk.system_fingerprint for chunk in chunks} == {whole.system_fingerprint}
+
+
+def test_usage_tells_how_much_of_the_prompt_was_cached(live: Live) -> None:
+    arguments = {"model": "tiny", "max_tokens": 3, "extra_body": {"ignore_eos": True}}
+    prompt = [*range(40, 60), *range(90, 80, -1)]
+    with live.client() as client:
+        first = client.completions.create(prompt=prompt, **arguments)
+        again = client.completions.create(prompt=[*prompt[:25], 7, 8], **arguments)
+        *_, last = client.completions.create(
+            prompt=prompt, stream=True, stream_options={"include_usage": True}, **arguments
+        )
+    usages = [first.usage, again.usage, last.usage]
+    assert [usage.prompt_tokens for usage in usages] == [30, 27, 30]
+    assert [usage.prompt_tokens_details.cached_tokens for usage in usages] == [0, 25, 29]
 
 
 def test_usage_is_streamed_only_when_asked_for(live: Live) -> None:

@@ -6,11 +6,15 @@ import socket
 
 import pytest
 
+from engine.null_slot import ByteTokenizer
 from live import Gated, Live
+from tierd.chat.tokenizer import Tokenizer
 from tierd.core import FinishedEvent, FinishReason, TextEvent, Usage
 from tierd.http import sse
+from tierd.http.logprobs import ChatScribe, TextScribe
 from tierd.http.responses import Heading
 
+TOKENIZER: Tokenizer = ByteTokenizer()  # type: ignore[assignment]
 HEADING = Heading(id="chatcmpl-1", created=7, model="m", system_fingerprint="fp_0")
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "temperature": 0, "ignore_eos": True}
 
@@ -64,26 +68,33 @@ def test_a_stream_byte_by_byte(live: Live) -> None:
 
 
 def test_chat_frames_are_these_bytes() -> None:
-    frames = sse.chat_frames(HEADING, include_usage=False)
-    text = frames.encode([TextEvent('say "hé"\n')])
+    frames = sse.chat_frames(HEADING, include_usage=False, scribes=[ChatScribe(TOKENIZER)])
+    text = frames.encode([(0, TextEvent('say "hé"\n'))])
     assert text == (
         b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m",'
         b'"system_fingerprint":"fp_0","choices":[{"delta":{"content":"say \\"h\xc3\xa9\\"\\n"},'
         b'"finish_reason":null,"index":0,"logprobs":null}]}\n\n'
     )
     end = FinishedEvent(FinishReason.STOP, Usage(3, 4))
-    assert frames.encode([TextEvent("a"), end]).endswith(
+    assert frames.encode([(0, TextEvent("a")), (0, end)]).endswith(
         b'"choices":[{"delta":{},"finish_reason":"stop","index":0,"logprobs":null}]}\n\ndata: [DONE]\n\n'
     )
 
 
 def test_completion_frames_end_with_counts_when_asked() -> None:
-    frames = sse.completion_frames(HEADING, include_usage=True)
+    frames = sse.completion_frames(
+        HEADING, include_usage=True, scribes=[TextScribe(TOKENIZER, with_top=False)]
+    )
     assert frames.first == b""
-    end = frames.encode([FinishedEvent(FinishReason.LENGTH, Usage(3, 4))]).split(b"\n\n")
+    end = frames.encode([(0, FinishedEvent(FinishReason.LENGTH, Usage(3, 4, 2)))]).split(b"\n\n")
     assert json.loads(end[0][6:])["usage"] is None
     assert json.loads(end[1][6:])["choices"] == []
-    assert json.loads(end[1][6:])["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert json.loads(end[1][6:])["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
     assert end[2:] == [b"data: [DONE]", b""]
 
 

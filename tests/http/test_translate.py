@@ -15,7 +15,16 @@ from tierd.http import translate
 from tierd.http.requests import ChatBody, CompletionBody
 from tierd.settings import LimitsSettings, ModelSettings
 
-DEFAULTS = SamplingParams(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05)
+DEFAULTS = SamplingParams(
+    repeat_penalty=1.1,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    penalty_window=64,
+    temperature=0.7,
+    top_k=40,
+    top_p=0.9,
+    min_p=0.05,
+)
 
 
 def entry(**limits: int) -> CatalogueEntry:
@@ -25,39 +34,77 @@ def entry(**limits: int) -> CatalogueEntry:
     return describe(slot)
 
 
+MODEL = replace(entry(), sampling=DEFAULTS)
+
+
 def body(**fields: object) -> CompletionBody:
     return CompletionBody(prompt="a", **fields)
 
 
 def test_a_silent_request_gets_the_models_defaults() -> None:
-    assert replace(translate.sampling(body(), DEFAULTS), seed=0) == DEFAULTS
+    assert replace(translate.sampling(body(), MODEL), seed=0) == DEFAULTS
 
 
 def test_a_request_has_the_last_word() -> None:
-    asked = body(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
-    assert translate.sampling(asked, DEFAULTS) == SamplingParams(temperature=0.0, seed=3)
+    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repeat_last_n": -1}
+    asked = body(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=3, **off)
+    assert translate.sampling(asked, MODEL) == SamplingParams(temperature=0.0, seed=3)
 
 
 def test_top_k_of_minus_one_keeps_all() -> None:
-    assert translate.sampling(body(top_k=-1), DEFAULTS).top_k == 0
+    assert translate.sampling(body(top_k=-1), MODEL).top_k == 0
+
+
+def test_the_window_is_llama_cpps() -> None:
+    assert translate.sampling(body(repeat_last_n=5), MODEL).penalty_window == 5
+    assert translate.sampling(body(repeat_last_n=5), MODEL).repeat_penalty == 1.1
+    assert translate.sampling(body(repeat_last_n=-1), MODEL).penalty_window == 0
+    assert not translate.sampling(body(repeat_last_n=0, repeat_penalty=2.0), MODEL).penalises
+
+
+def test_a_bias_is_by_ids_in_order() -> None:
+    assert translate.sampling(body(logit_bias={"25": -100, "3": 0.5}), MODEL).logit_bias == (
+        (3, 0.5),
+        (25, -100),
+    )
+    assert translate.sampling(body(logit_bias={}), MODEL).logit_bias == ()
+
+
+@pytest.mark.parametrize(
+    "key", ["258", "-1", "+1", " 1", "1 ", "01", "1.0", "1e1", "", "x", "\u0661", "9" * 11]
+)
+def test_what_is_no_token_has_no_bias(key: str) -> None:
+    with pytest.raises(InvalidRequestError, match="0 to 257") as refused:
+        translate.sampling(body(logit_bias={"0": 1, key: 1}), MODEL)
+    assert refused.value.param == "logit_bias"
+
+
+def test_log_probabilities_are_asked_for_in_two_ways() -> None:
+    assert translate.top_logprobs(body()) is None
+    assert translate.top_logprobs(body(logprobs=0)) == 0
+    assert translate.top_logprobs(body(logprobs=5)) == 5
+    assert translate.top_logprobs(ChatBody(messages=[])) is None
+    assert translate.top_logprobs(ChatBody(messages=[], logprobs=True)) == 0
+    assert translate.top_logprobs(ChatBody(messages=[], logprobs=True, top_logprobs=4)) == 4
+    assert translate.top_logprobs(ChatBody(messages=[], logprobs=False, top_logprobs=0)) is None
 
 
 @pytest.mark.parametrize(
     ("seed", "bits"), [(0, 0), (-1, 2**64 - 1), (-(2**63), 2**63), (2**63 - 1, 2**63 - 1)]
 )
 def test_a_signed_seed_is_64_bits(seed: int, bits: int) -> None:
-    assert translate.sampling(body(seed=seed), DEFAULTS).seed == bits
+    assert translate.sampling(body(seed=seed), MODEL).seed == bits
 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])
 def test_a_seed_of_more_bits_is_refused(seed: int) -> None:
     with pytest.raises(InvalidRequestError, match="64-bit") as refused:
-        translate.sampling(body(seed=seed), DEFAULTS)
+        translate.sampling(body(seed=seed), MODEL)
     assert refused.value.param == "seed"
 
 
 def test_a_silent_seed_differs_from_call_to_call() -> None:
-    assert translate.sampling(body(), DEFAULTS).seed != translate.sampling(body(), DEFAULTS).seed
+    assert translate.sampling(body(), MODEL).seed != translate.sampling(body(), MODEL).seed
 
 
 @pytest.mark.parametrize(

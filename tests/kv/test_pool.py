@@ -39,7 +39,7 @@ def test_a_page_is_freed_with_its_last_reference_and_taken_again_first() -> None
 
 def test_what_was_not_promised_cannot_be_had() -> None:
     pool = PagePool(2)
-    with pytest.raises(ValueError, match="none is promised"):
+    with pytest.raises(ValueError, match="cannot take a page: 0 promised, 2 free"):
         pool.take()
     with pytest.raises(ValueError, match="cannot reserve 3 pages"):
         pool.reserve(3)
@@ -51,14 +51,79 @@ def test_what_was_not_promised_cannot_be_had() -> None:
             pool.unreserve(count)
     page = pool.take()
     pool.release(page)
-    with pytest.raises(ValueError, match="it is free"):
+    with pytest.raises(ValueError, match="it has no reference"):
         pool.release(page)
     with pytest.raises(ValueError, match="it is free"):
         pool.retain(page)
 
 
+def pool_with_cached(count: int, total: int = 4) -> PagePool:
+    """Return a pool whose pages 0 to count - 1 are cached, page 0 for longest."""
+    pool = PagePool(total)
+    pool.reserve(count)
+    for page in [pool.take() for _ in range(count)]:
+        pool.keep(page)
+        pool.release(page)
+    return pool
+
+
+def test_a_kept_page_is_cached_when_nobody_uses_it() -> None:
+    pool = pool_with_cached(3)
+    assert (pool.free, pool.used, pool.cached, pool.available) == (1, 0, 3, 4)
+    pool.retain(1)
+    assert (pool.free, pool.used, pool.cached, pool.references(1)) == (1, 1, 2, 1)
+    pool.release(1)
+    assert (pool.free, pool.used, pool.cached) == (1, 0, 3)
+
+
+def test_the_oldest_is_whose_last_use_is_longest_ago() -> None:
+    pool = pool_with_cached(3)
+    assert pool.oldest == 0
+    pool.retain(0)
+    assert pool.oldest == 1
+    pool.touch(1)
+    assert pool.oldest == 2
+    pool.release(0)
+    pool.touch(3)  # free: nothing to touch
+    order = []
+    while pool.cached:
+        order.append(pool.oldest)
+        pool.discard(order[-1])
+    assert order == [2, 1, 0]
+    with pytest.raises(ValueError, match="no page is cached"):
+        pool.oldest  # noqa: B018
+
+
+def test_a_page_kept_no_longer_is_freed_when_nobody_uses_it() -> None:
+    pool = pool_with_cached(2)
+    pool.retain(0)
+    pool.discard(0)
+    pool.discard(1)
+    assert (pool.free, pool.used, pool.cached) == (3, 1, 0)
+    pool.release(0)
+    assert pool.free == 4
+    with pytest.raises(ValueError, match="cannot discard page 0"):
+        pool.discard(0)
+    with pytest.raises(ValueError, match="cannot keep page 0"):
+        pool.keep(0)
+
+
+def test_cached_pages_back_promises() -> None:
+    pool = pool_with_cached(3)
+    pool.reserve(4)
+    with pytest.raises(ValueError, match="cannot retain page 0: it is promised"):
+        pool.retain(0)
+    taken = [pool.take()]
+    with pytest.raises(ValueError, match="cannot take a page: 3 promised, 0 free"):
+        pool.take()
+    while pool.cached:
+        pool.discard(pool.oldest)
+        taken.append(pool.take())
+    assert sorted(taken) == [0, 1, 2, 3]
+
+
 class PoolMachine(RuleBasedStateMachine):
-    """Holds one entry in `held` for each reference, so the model of a pool is a list and a number."""
+    """Holds one entry in `held` for each reference, so the model of a pool is two lists, a set, a number."""
 
     TOTAL = 7
 
@@ -66,6 +131,8 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = PagePool(self.TOTAL)
         self.held: list[int] = []
+        self.kept: set[int] = set()
+        self.cached: list[int] = []
         self.promised = 0
 
     @rule(count=st.integers(0, TOTAL + 1))
@@ -89,16 +156,27 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.promised)
     @rule()
     def take(self) -> None:
+        if len(set(self.held)) + len(self.cached) == self.TOTAL:
+            oldest = self.cached.pop(0)
+            assert self.pool.oldest == oldest
+            self.pool.discard(oldest)
+            self.kept.remove(oldest)
         page = self.pool.take()
         assert 0 <= page < self.TOTAL
-        assert page not in self.held
+        assert page not in [*self.held, *self.cached]
         self.held.append(page)
         self.promised -= 1
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.held or self.cached)
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(self.held))
+        page = data.draw(st.sampled_from([*self.held, *self.cached]))
+        if page in self.cached:
+            if not self.TOTAL - len(set(self.held)) - self.promised:
+                with pytest.raises(ValueError, match="it is promised"):
+                    self.pool.retain(page)
+                return
+            self.cached.remove(page)
         self.pool.retain(page)
         self.held.append(page)
 
@@ -108,14 +186,44 @@ class PoolMachine(RuleBasedStateMachine):
         page = data.draw(st.sampled_from(self.held))
         self.pool.release(page)
         self.held.remove(page)
+        if page in self.kept and page not in self.held:
+            self.cached.append(page)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(self.held))
+        self.pool.keep(page)
+        self.kept.add(page)
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(sorted(self.kept)))
+        self.pool.discard(page)
+        self.kept.remove(page)
+        if page in self.cached:
+            self.cached.remove(page)
+
+    @precondition(lambda self: self.cached)
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(self.cached))
+        self.pool.touch(page)
+        self.cached.remove(page)
+        self.cached.append(page)
 
     @invariant()
     def the_books_balance(self) -> None:
         pool = self.pool
-        assert pool.free + pool.used == pool.total == self.TOTAL
+        assert pool.free + pool.used + pool.cached == pool.total == self.TOTAL
         assert pool.used == len(set(self.held))
-        assert pool.reserved == self.promised <= pool.free
+        assert pool.cached == len(self.cached)
+        assert pool.reserved == self.promised <= pool.free + pool.cached
+        assert all(pool.references(page) == self.held.count(page) for page in range(self.TOTAL))
+        if self.cached:
+            assert pool.oldest == self.cached[0]
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestPoolMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None, derandomize=True)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierd.errors import ModelError, SettingsError
-from tierd.kv.sizing import available_memory, cgroup_memory, memory_budget, pages_for, size_cache
+from tierd.kv.sizing import MOST_PAGES, available_memory, cgroup_memory, memory_budget, pages_for, size_cache
 
 MODEL = {"trained": 1000, "streams": 4, "page_positions": 64, "page_bytes": 1024}
 
@@ -40,6 +40,13 @@ def test_a_context_that_was_asked_for_is_kept_or_refused() -> None:
 def test_memory_for_less_than_a_page_is_refused() -> None:
     with pytest.raises(ModelError, match=r"one stream of 64 positions .* raise kv\.memory_mb"):
         size_cache(**MODEL, asked=0, budget=1023)
+
+
+def test_a_boundless_context_of_tiny_pages_gets_a_bounded_number_of_them() -> None:
+    size = size_cache(
+        trained=2**31 - 1, asked=0, streams=1024, page_positions=64, page_bytes=64, budget=1 << 50
+    )
+    assert (size.context, size.pages) == (64 * MOST_PAGES, MOST_PAGES)
 
 
 @given(

@@ -41,6 +41,8 @@ from tierd.models.plan import (
 
 PAGE_POSITIONS = 64
 _LARGEST_HEAD = 4096
+# Of one value in a step: four as a float, one quantised, and its share of the block's scale and sums.
+_BUFFER_BYTES = 6
 
 
 def usable_cores() -> int:
@@ -81,6 +83,18 @@ def page_bytes(plan: Plan, codec: KVCodec) -> int:
     return int(lib.hk_page_bytes(spec, len(stores), codec.id))
 
 
+def working_bytes(plan: Plan, file: GGUFFile, max_rows: int) -> int:
+    """Return the bytes of a plan's packed weights, and of the buffers of a step of so many rows."""
+    _, lib = library.load()
+    total = 0
+    for name in {op.weight for op in plan.ops if isinstance(op, Embed | MatMul)}:
+        tensor = file.tensors[name]
+        total += int(lib.hk_packed_bytes(lib.hk_layout_of(tensor.format.id), *tensor.shape))
+    block = int(lib.HK_BLOCK)
+    blocks = sum(-(-width // block) for name, width in plan.buffers.items() if name != plan.logits)
+    return total + max_rows * blocks * block * _BUFFER_BYTES
+
+
 def compile_plan(
     plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int, pool: ThreadPool
 ) -> HostExecutor:
@@ -108,6 +122,10 @@ class HostBackend:
     def page_bytes(self, plan: Plan, codec: KVCodec) -> int:
         """See Backend."""
         return page_bytes(plan, codec)
+
+    def working_bytes(self, plan: Plan, file: GGUFFile, max_rows: int) -> int:
+        """See Backend."""
+        return working_bytes(plan, file, max_rows)
 
     def compile(
         self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int
@@ -421,6 +439,15 @@ class HostExecutor:
         _check_ids("token", self._tokens[:row], self._token_ids)
         _check_ids("page", page_tables, self.pages)
         return page_tables
+
+    def copy_rows(self, source: int, target: int, positions: int) -> None:
+        """See `Executor.copy_rows`. Raises ExecutorError for what would lead the kernels astray."""
+        if not self._handle:
+            raise ExecutorError("the executor is closed")
+        _check_ids("page", np.array([source, target], np.int32), self.pages)
+        if source == target or not 0 <= positions <= PAGE_POSITIONS:
+            raise ExecutorError(f"{positions} rows cannot be copied from page {source} to page {target}")
+        self._lib.hk_model_copy_rows(self._handle, source, target, positions)
 
     def close(self) -> None:
         """See `Executor.close`."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tierd.errors import TierdError
 
-_ABI_VERSION = 1
+_ABI_VERSION = 2
 _LIBRARY = "libhostkernels.so"
 _HEADER = "hostkernels.h"
 
@@ -90,7 +90,8 @@ def sample(
 ) -> int:
     """Draw an id from a row of logits, shape (vocabulary,), with `uniform` from [0, 1).
 
-    The chain is temperature (above 0), top_k (0: off), top_p (1: off), min_p (0: off).
+    The chain is temperature (above 0), top_k (0: off), top_p (1: off), min_p (0: off). What it keeps
+    shares [0, 1) in order of ids, each id as wide as it is likely.
     """
     _, lib = load()
     scratch = _scratch(logits.size)
@@ -99,13 +100,57 @@ def sample(
             pointer(logits, "float *"),
             logits.size,
             temperature,
-            top_k,
+            min(top_k, logits.size),
             top_p,
             min_p,
             uniform,
             pointer(scratch, "void *"),
         )
     )
+
+
+def penalise(
+    logits: FloatArray,
+    tokens: npt.NDArray[np.int32],
+    *,
+    prompt: int,
+    repeat: float,
+    presence: float,
+    frequency: float,
+) -> None:
+    """Make the tokens of a text less likely: changes `logits`, shape (vocabulary,), in place.
+
+    tokens: ids in order; the first `prompt` of them were not generated. Every token's logit, if positive,
+    is divided by `repeat`, else multiplied by it; one that was generated n times then loses
+    presence + n * frequency.
+    """
+    _, lib = load()
+    lib.hk_penalise(
+        pointer(logits, "float *"),
+        pointer(tokens, "int32_t *"),
+        prompt,
+        tokens.size,
+        repeat,
+        presence,
+        frequency,
+        pointer(_unseen(logits.size), "int32_t *"),
+    )
+
+
+def log_sum_exp(logits: FloatArray) -> float:
+    """Return what makes a row of logits, shape (vocabulary,), log-probabilities when it is taken off."""
+    _, lib = load()
+    return float(lib.hk_log_sum_exp(pointer(logits, "float *"), logits.size))
+
+
+def top(logits: FloatArray, count: int) -> list[int]:
+    """Return the `count` most likely ids, best first, the lower one on a tie; fewer where logits are NaN."""
+    if count == 0:
+        return []
+    _, lib = load()
+    ids = np.empty(count, np.int64)
+    found = lib.hk_top(pointer(logits, "float *"), logits.size, count, pointer(ids, "int64_t *"))
+    return [int(id) for id in ids[:found]]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -117,4 +162,10 @@ def uniform(seed: int, position: int) -> float:
 @functools.lru_cache(maxsize=8)
 def _scratch(count: int) -> npt.NDArray[np.uint64]:
     """Working memory of a draw, kept per vocabulary. Only the engine thread draws."""
-    return np.empty(2 * count, np.uint64)
+    return np.empty(3 * count // 2 + 129, np.uint64)
+
+
+@functools.lru_cache(maxsize=8)
+def _unseen(count: int) -> npt.NDArray[np.int32]:
+    """Zeros that `penalise` counts in and leaves as zeros, kept per vocabulary. For one thread only."""
+    return np.zeros(count, np.int32)

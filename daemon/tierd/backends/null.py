@@ -67,6 +67,17 @@ class NullExecutor:
         finally:
             self._busy.release()
 
+    def copy_rows(self, source: int, target: int, positions: int) -> None:
+        """Copy the tokens that stand for the rows. Rows that were never fed are a fault."""
+        if self._busy.locked():
+            raise ExecutorError("rows were copied while a step runs")
+        self._check_page(source)
+        self._check_page(target)
+        rows = self._tokens[source, :positions]
+        if source == target or len(rows) != positions or (rows == _EMPTY).any():
+            raise ExecutorError(f"{positions} rows cannot be copied from page {source} to page {target}")
+        self._tokens[target, :positions] = rows
+
     def close(self) -> None:
         """Refuse all further steps."""
         if self._busy.locked():
@@ -90,13 +101,16 @@ class NullExecutor:
                     f"positions {chunk.start} to {end - 1} are not covered by {len(chunk.pages)} pages"
                 )
             for page in chunk.pages:
-                if not 0 <= page < self.pages:
-                    raise ExecutorError(f"page {page} does not exist; there are {self.pages}")
+                self._check_page(page)
             for token in chunk.tokens:
                 if not 0 <= token < self.vocabulary:
                     raise ExecutorError(f"token {token} does not exist; there are {self.vocabulary}")
             if any(not 0 <= offset < len(chunk.tokens) for offset in chunk.logit_rows):
                 raise ExecutorError(f"logit rows {chunk.logit_rows} of a chunk of {len(chunk.tokens)} tokens")
+
+    def _check_page(self, page: int) -> None:
+        if not 0 <= page < self.pages:
+            raise ExecutorError(f"page {page} does not exist; there are {self.pages}")
 
     def _store(self, chunk: Chunk) -> None:
         for position, token in enumerate(chunk.tokens, chunk.start):
@@ -135,6 +149,10 @@ class NullBackend:
         stores = (store for store in plan.stores if isinstance(store, RowStore))
         rows = sum(2 * store.heads * codec.row_bytes(store.head_size) for store in stores)
         return rows * self.page_positions
+
+    def working_bytes(self, plan: Plan, file: GGUFFile, max_rows: int) -> int:
+        """Return 0: there are no weights."""
+        return 0
 
     def compile(self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int) -> Executor:
         """Return an executor that knows of the plan its vocabulary only."""

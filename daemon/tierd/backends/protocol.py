@@ -42,6 +42,13 @@ class Executor(Protocol):
         the GIL released. Raises ExecutorError; the K/V of the batch's rows is then undefined.
         """
 
+    def copy_rows(self, source: int, target: int, positions: int) -> None:
+        """Copy the K/V of a page's first positions, every layer, into another page.
+
+        Called from the engine thread while no `run` is in progress; takes no longer than a page's bytes
+        need to be copied.
+        """
+
     def close(self) -> None:
         """Free weights and pages. Idempotent; nothing may be called after it."""
 
@@ -58,6 +65,9 @@ class Backend(Protocol):
 
     def page_bytes(self, plan: Plan, codec: KVCodec) -> int:
         """Return the bytes of one page, all layers. UnsupportedModelError when the codec does not fit."""
+
+    def working_bytes(self, plan: Plan, file: GGUFFile, max_rows: int) -> int:
+        """Return the bytes that a compiled plan takes, K/V aside: its weights and a step's buffers."""
 
     def compile(self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int) -> Executor:
         """Return an executor for the plan. Called from any thread; may take seconds. Raises ModelError.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections import deque
 from collections.abc import Sequence
 
 from tierd.chat.tokenizer import Tokenizer
@@ -24,7 +25,10 @@ def text_stream(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> TextStream:
 
 
 class _Stream:
-    """held: decoded text that may be the beginning of a stop string."""
+    """held: decoded text that may be the beginning of a stop string.
+
+    returned: characters handed out. starts: where the text of each token that is not shown yet begins.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
@@ -32,17 +36,32 @@ class _Stream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self._stopped = False
+        self._returned = 0
+        self._starts: deque[int] = deque()
+        self._shown = 0
 
     @property
     def stopped(self) -> bool:
         return self._stopped
 
+    @property
+    def shown(self) -> int:
+        return self._shown
+
     def push(self, token: int) -> str:
-        return self._release(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        self._starts.append(self._returned + len(self._held))
+        text = self._release(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        self._returned += len(text)
+        while self._starts and self._starts[0] < self._returned:
+            self._starts.popleft()
+            self._shown += 1
+        return text
 
     def finish(self) -> str:
         text = self._release(self._decoder.decode(b"", final=True))
         held, self._held = self._held, ""
+        self._shown += len(self._starts)
+        self._starts.clear()
         return text + held
 
     def _release(self, text: str) -> str:

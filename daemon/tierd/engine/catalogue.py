@@ -84,6 +84,10 @@ def describe(slot: Slot) -> CatalogueEntry:
         max_prompt_tokens=min(limits.max_prompt_tokens or slot.context, slot.context),
         max_output_tokens=min(limits.max_output_tokens or slot.context, slot.context),
         sampling=SamplingParams(
+            repeat_penalty=settings.repeat_penalty,
+            presence_penalty=settings.presence_penalty,
+            frequency_penalty=settings.frequency_penalty,
+            penalty_window=settings.penalty_window,
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,

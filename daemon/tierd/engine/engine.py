@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from tierd.core import Request
 from tierd.engine.catalogue import Catalogue, CatalogueEntry
 from tierd.engine.loop import Deliver, Loop, OpenSlot
-from tierd.engine.messages import Cancel, Load, Message, Stop, Submit
+from tierd.engine.messages import Cancel, Flush, Load, Message, Stop, Submit
 from tierd.engine.snapshot import Snapshot
 from tierd.errors import UnavailableError
 from tierd.metrics import Metrics
@@ -78,6 +78,17 @@ class Engine:
         loaded.set_running_or_notify_cancel()  # from now on nobody can cancel it
         self._put(Load(settings, loaded))
         return loaded
+
+    def flush(self, model: str | None = None) -> Future[int]:
+        """Empty the prefix cache of a model, or of all.
+
+        Raises UnavailableError when the engine is not running. The future holds the number of pages freed
+        (a page that a stream uses is freed with it, later), or a ModelNotFoundError or UnavailableError.
+        """
+        freed: Future[int] = Future()
+        freed.set_running_or_notify_cancel()  # from now on nobody can cancel it
+        self._put(Flush(model, freed))
+        return freed
 
     def submit(self, request: Request) -> None:
         """Serve a request; its id is unique among the live ones.

@@ -39,13 +39,16 @@ class Ledger:
         """Note a request that has come in."""
         self._timelines[sequence.request.id] = Timeline(submitted)
 
-    def scheduled(self, step: Step) -> None:
+    def scheduled(self, slot: Slot, step: Step) -> None:
         """Note a step on its way to the executor."""
-        now = time.monotonic()
+        metrics, model, now = self._metrics, slot.id, time.monotonic()
         for sequence in step.sequences:
             timeline = self._timelines[sequence.request.id]
             if timeline.started is None:
                 timeline.started = now
+                if slot.prefixes.enabled:
+                    metrics.prefix_queries.labels(model).inc(len(sequence.request.prompt))
+                    metrics.prefix_hits.labels(model).inc(sequence.cached)
 
     def stepped(self, slot: Slot, step: Step, tokens: Ordered[int | None], seconds: float) -> None:
         """Note a step that is done and about to be committed, and the tokens that came of it."""
@@ -80,10 +83,12 @@ class Ledger:
         self._metrics.requests.labels(request.model, outcome).inc()
         self._metrics.request_duration.labels(request.model).observe(now - timeline.submitted)
         log.info(
-            "request=%s model=%s prompt=%d generated=%d queue_ms=%s ttft_ms=%s total_ms=%s outcome=%s%s",
+            "request=%s model=%s prompt=%d cached=%d generated=%d "
+            "queue_ms=%s ttft_ms=%s total_ms=%s outcome=%s%s",
             request.id,
             request.model,
             len(request.prompt),
+            sequence.cached,
             sequence.generated,
             _milliseconds(timeline.submitted, timeline.started),
             _milliseconds(timeline.submitted, timeline.first_token),
@@ -98,6 +103,7 @@ class Ledger:
             self._metrics.running.labels(model).set(state.running)
             self._metrics.waiting.labels(model).set(state.waiting)
             self._metrics.pages_used.labels(model).set(state.pages_used)
+            self._metrics.pages_cached.labels(model).set(state.pages_cached)
             self._metrics.pages_total.labels(model).set(state.pages_total)
 
 

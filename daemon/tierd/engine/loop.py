@@ -17,9 +17,9 @@ from tierd.chat.stops import text_stream
 from tierd.core import Event, FailedEvent, FinishedEvent, FinishReason, Request, Sequence, TerminalEvent
 from tierd.engine.catalogue import Catalogue, describe
 from tierd.engine.ledger import Ledger
-from tierd.engine.messages import Cancel, Load, LoadDone, Message, StepDone, Stop, Submit
+from tierd.engine.messages import Cancel, Flush, Load, LoadDone, Message, StepDone, Stop, Submit
 from tierd.engine.runner import Runner
-from tierd.engine.sampler import pick
+from tierd.engine.sampler import pick, score
 from tierd.engine.scheduler import commit, leave, schedule, settle, usage
 from tierd.engine.snapshot import Snapshot, observe
 from tierd.errors import (
@@ -71,7 +71,7 @@ class Loop:
                 if slot.step is None and (step := schedule(slot)):
                     slot.step = step
                     self._runners[slot.executor.name].submit(slot, step)
-                    self._ledger.scheduled(step)
+                    self._ledger.scheduled(slot, step)
             self._publish()
         for runner in self._runners.values():
             runner.stop()
@@ -95,6 +95,8 @@ class Loop:
                     self._emit(request.id, FailedEvent(error))
                 case Load(_, loaded):
                     loaded.set_exception(error)
+                case Flush(_, freed):
+                    freed.set_exception(error)
         self._hand_over()
 
     def _handle(self, message: Message) -> None:
@@ -105,12 +107,14 @@ class Loop:
                 self._cancel(request_id)
             case StepDone(slot, step, result, seconds):
                 self._slots[slot.id] = self._slots.pop(slot.id)
-                settle(slot)
+                settle(slot, failed=isinstance(result, Exception))
                 self._complete(slot, step, result, seconds)
             case Load():
                 self._load(message)
             case LoadDone(load, result):
                 self._loaded(load, result)
+            case Flush():
+                self._flush(message)
             case Stop():
                 self._stop()
 
@@ -141,7 +145,7 @@ class Loop:
                 raise result
             tokens = pick(step, result)
             self._ledger.stepped(slot, step, tokens, seconds)
-            for sequence, event in commit(slot, step, tokens):
+            for sequence, event in commit(slot, step, tokens, score(step, result, tokens)):
                 if isinstance(event, TerminalEvent):
                     self._end(slot, sequence, event)
                 else:
@@ -192,6 +196,16 @@ class Loop:
             self.catalogue = self.catalogue.extend(loading=self._loads)
             load.loaded.set_exception(result)
 
+    def _flush(self, flush: Flush) -> None:
+        if flush.model is not None and flush.model not in self._slots:
+            flush.freed.set_exception(self.catalogue.missing(flush.model))
+            return
+        slots = [slot for slot in self._slots.values() if flush.model in (None, slot.id)]
+        freed = {slot.id: slot.prefixes.flush() for slot in slots}
+        for model, pages in freed.items():
+            log.info("model=%s flushed the prefix cache, %d pages", model, pages)
+        flush.freed.set_result(sum(freed.values()))
+
     def _stop(self) -> None:
         self._stopping = True
         self.catalogue = Catalogue()
@@ -229,6 +243,10 @@ def _check(request: Request, slot: Slot) -> None:
     if max(request.prompt) >= slot.executor.vocabulary or min(request.prompt) < 0:
         raise InvalidRequestError(
             f"the prompt holds a token id outside 0 to {slot.executor.vocabulary - 1}", param="prompt"
+        )
+    if any(not 0 <= token < slot.executor.vocabulary for token, _ in request.sampling.logit_bias):
+        raise InvalidRequestError(
+            f"logit_bias names a token id outside 0 to {slot.executor.vocabulary - 1}", param="logit_bias"
         )
     if len(request.prompt) + request.max_tokens > slot.context:
         raise ContextLengthExceededError(

@@ -36,6 +36,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Flush:
+    """Empty the prefix cache of a model, or of all (None); `freed` gets the number of pages."""
+
+    model: str | None
+    freed: Future[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End every request and finish. The last command there is."""
 
@@ -58,4 +66,4 @@ class StepDone:
     seconds: float
 
 
-Message = Submit | Cancel | Load | Stop | LoadDone | StepDone
+Message = Submit | Cancel | Load | Flush | Stop | LoadDone | StepDone

@@ -1,9 +1,10 @@
 """Whose rows go into a slot's next step, and what the tokens that come out of it mean.
 
 First come, first served: a request is admitted once all the pages it may ever need are reserved, so
-a running stream never runs dry, and one that waits is not overtaken. Every step holds one row for
-each stream that generates and up to `chunk_rows` rows of prompts, oldest stream first: one pass over
-the weights for all of them.
+a running stream never runs dry, and one that waits is not overtaken. What the prefix cache holds of
+its prompt is not fed again: whole pages are shared, so they need no reserve, and of a page that is
+partly equal the rows are copied. Every step holds one row for each stream that generates and up to
+`chunk_rows` rows of prompts, oldest stream first: one pass over the weights for all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
-from tierd.core import Batch, Chunk, Event, FinishedEvent, FinishReason, Sequence, TextEvent, Usage
+from tierd.core import (
+    Batch,
+    Chunk,
+    Event,
+    FinishedEvent,
+    FinishReason,
+    Sequence,
+    TextEvent,
+    TokenLogprobs,
+    Usage,
+)
 from tierd.slot import Slot, Step
 
 
@@ -30,17 +41,33 @@ def schedule(slot: Slot) -> Step | None:
 
 def can_admit(slot: Slot) -> bool:
     """Whether the request that has waited longest can run now. Pure."""
-    return (
-        bool(slot.waiting)
-        and len(slot.running) < slot.settings.streams
-        and slot.pool.can_reserve(slot.pages_needed(slot.waiting[0].request))
-    )
+    if not slot.waiting or len(slot.running) >= slot.settings.streams:
+        return False
+    request, pool = slot.waiting[0].request, slot.pool
+    needed = slot.pages_needed(request)
+    if pool.can_reserve(needed):
+        return True
+    # A shared page is not reserved; one that no stream uses yet is lost to what can be reserved, too.
+    shared = slot.prefixes.match(request.prompt).pages
+    return pool.can_reserve(needed - sum(pool.references(page) > 0 for page in shared))
 
 
 def admit(slot: Slot) -> None:
-    """Reserve the pages of the request that has waited longest and let it run."""
+    """Let the request that has waited longest run, on what is cached and what it reserves."""
     sequence = slot.waiting.popleft()
-    slot.pool.reserve(slot.pages_needed(sequence.request))
+    match = slot.prefixes.match(sequence.request.prompt)
+    for page in match.pages:
+        slot.pool.retain(page)
+    slot.pool.reserve(slot.pages_needed(sequence.request) - len(match.pages))
+    sequence.pages.extend(match.pages)
+    if match.source is not None:
+        slot.pool.touch(match.source)
+        page = _take(slot)
+        # The source itself, when nothing else was left to take: then its rows are where they should be.
+        if page != match.source:
+            slot.executor.copy_rows(match.source, page, match.positions % slot.executor.page_positions)
+        sequence.pages.append(page)
+    sequence.fed = sequence.cached = match.positions
     slot.running.append(sequence)
 
 
@@ -57,14 +84,18 @@ def choose_rows(running: Iterable[Sequence], chunk_rows: int) -> list[tuple[Sequ
     return rows
 
 
-def commit(slot: Slot, step: Step, tokens: Ordered[int | None]) -> list[tuple[Sequence, Event]]:
+def commit(
+    slot: Slot, step: Step, tokens: Ordered[int | None], scores: Ordered[TokenLogprobs | None] = ()
+) -> list[tuple[Sequence, Event]]:
     """Book a finished step; return the events of its sequences, in order.
 
     tokens: the next token of each sequence of the step, None where its prompt is not fed whole yet.
+    scores: their log-probabilities, None where nobody asks; () when nobody does at all.
     What a sequence that has left meanwhile would have got is thrown away.
     """
     events: list[tuple[Sequence, Event]] = []
-    for sequence, chunk, token in zip(step.sequences, step.batch.chunks, tokens, strict=True):
+    scores = scores or (None,) * len(tokens)
+    for sequence, chunk, token, score in zip(step.sequences, step.batch.chunks, tokens, scores, strict=True):
         if sequence not in slot.running:
             continue
         sequence.fed += len(chunk.tokens)
@@ -72,8 +103,9 @@ def commit(slot: Slot, step: Step, tokens: Ordered[int | None]) -> list[tuple[Se
             continue
         sequence.tokens.append(token)
         text, reason = _advance(slot, sequence, token)
-        if text:
-            events.append((sequence, TextEvent(text)))
+        told = _tell(sequence, score) if score is not None else ()
+        if text or told:
+            events.append((sequence, TextEvent(text, told)))
         if reason is not None:
             leave(slot, sequence)
             events.append((sequence, FinishedEvent(reason, usage(sequence))))
@@ -83,27 +115,49 @@ def commit(slot: Slot, step: Step, tokens: Ordered[int | None]) -> list[tuple[Se
 def leave(slot: Slot, sequence: Sequence) -> None:
     """Take a sequence out of the slot, wherever it is; nothing happens when it is not there.
 
-    Its pages are freed at once, or by `settle` when the executor is at work on them.
+    Its pages are given back at once, or by `settle` when the executor is at work on them.
     """
     if sequence in slot.running:
         slot.running.remove(sequence)
         if slot.step is None or sequence not in slot.step.sequences:
-            _free(slot, sequence)
+            _give_back(slot, sequence)
     elif sequence in slot.waiting:
         slot.waiting.remove(sequence)
 
 
-def settle(slot: Slot) -> None:
-    """Note that the slot's step is over; free the pages of those who left while it ran."""
+def settle(slot: Slot, *, failed: bool) -> None:
+    """Note that the slot's step is over; give back the pages of those who left while it ran.
+
+    failed: the K/V of the step's rows is not valid.
+    """
     step, slot.step = slot.step, None
-    for sequence in step.sequences if step else ():
+    if step is None:
+        return
+    for sequence, chunk in zip(step.sequences, step.batch.chunks, strict=True):
         if sequence not in slot.running:
-            _free(slot, sequence)
+            sequence.fed += 0 if failed else len(chunk.tokens)
+            _give_back(slot, sequence)
 
 
 def usage(sequence: Sequence) -> Usage:
     """Count a sequence's tokens; an end-of-generation token counts, as with llama.cpp."""
-    return Usage(prompt_tokens=len(sequence.request.prompt), completion_tokens=sequence.generated)
+    return Usage(
+        prompt_tokens=len(sequence.request.prompt),
+        completion_tokens=sequence.generated,
+        cached_tokens=sequence.cached,
+    )
+
+
+def _tell(sequence: Sequence, score: TokenLogprobs) -> tuple[TokenLogprobs, ...]:
+    """Take in the log-probabilities of a new token; return those of tokens that have begun to show.
+
+    A token that ends the stream, or whose text a stop string cuts off, never shows.
+    """
+    sequence.logprobs.append(score)
+    count = sequence.text.shown - sequence.told
+    told, sequence.logprobs = tuple(sequence.logprobs[:count]), sequence.logprobs[count:]
+    sequence.told += count
+    return told
 
 
 def _advance(slot: Slot, sequence: Sequence, token: int) -> tuple[str, FinishReason | None]:
@@ -122,7 +176,7 @@ def _advance(slot: Slot, sequence: Sequence, token: int) -> tuple[str, FinishRea
 def _chunk(slot: Slot, sequence: Sequence, count: int) -> Chunk:
     end = sequence.fed + count
     while len(sequence.pages) * slot.executor.page_positions < end:
-        sequence.pages.append(slot.pool.take())
+        sequence.pages.append(_take(slot))
     return Chunk(
         tokens=tuple(sequence.tokens[sequence.fed : end]),
         start=sequence.fed,
@@ -131,8 +185,14 @@ def _chunk(slot: Slot, sequence: Sequence, count: int) -> Chunk:
     )
 
 
-def _free(slot: Slot, sequence: Sequence) -> None:
+def _take(slot: Slot) -> int:
+    """Take a promised page; one that is cached makes room when none is free."""
+    if not slot.pool.free:
+        slot.prefixes.evict()
+    return slot.pool.take()
+
+
+def _give_back(slot: Slot, sequence: Sequence) -> None:
     slot.pool.unreserve(slot.pages_needed(sequence.request) - len(sequence.pages))
-    for page in sequence.pages:
-        slot.pool.release(page)
+    slot.prefixes.donate(sequence.tokens[: sequence.fed], sequence.pages)
     sequence.pages.clear()

@@ -10,10 +10,11 @@ from tierd.slot import Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSnapshot:
-    """One model's streams and K/V pages. pages_free + pages_used = pages_total.
+    """One model's streams and K/V pages. pages_free + pages_used + pages_cached = pages_total.
 
     outcome: where the model runs; "cpu".
-    pages_reserved: free pages that are promised to running streams.
+    pages_used: held by streams. pages_cached: held by the prefix cache alone, which gives them up for
+    others. pages_reserved: free or cached pages that are promised to running streams.
     """
 
     outcome: str
@@ -22,6 +23,7 @@ class ModelSnapshot:
     pages_total: int
     pages_free: int
     pages_used: int
+    pages_cached: int
     pages_reserved: int
 
 
@@ -43,6 +45,7 @@ def observe(slots: Iterable[Slot]) -> Snapshot:
                 pages_total=slot.pool.total,
                 pages_free=slot.pool.free,
                 pages_used=slot.pool.used,
+                pages_cached=slot.pool.cached,
                 pages_reserved=slot.pool.reserved,
             )
             for slot in slots

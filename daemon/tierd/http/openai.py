@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.requests import Request
@@ -15,8 +16,10 @@ from tierd.core import FinishedEvent, TextEvent
 from tierd.engine import CatalogueEntry, Engine
 from tierd.http import translate
 from tierd.http.body import read_body
+from tierd.http.choices import Choices, total_usage
 from tierd.http.encoder import Encoder
 from tierd.http.exchange import Exchange
+from tierd.http.logprobs import ChatScribe, TextScribe
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.prompts import chat_ids, completion_ids
 from tierd.http.requests import ChatBody, CompletionBody
@@ -74,14 +77,28 @@ class OpenAIRoutes:
         entry = self._engine.catalogue.resolve(body.model)
         include_usage = translate.include_usage(body)
         ids = await chat_ids(self._encoder, entry, body)
-        wanted = _request(f"chatcmpl-{request.state.request_id}", entry, body, ids, "messages")
-        exchange = Exchange(self._engine, self._mailboxes, wanted, request.receive)
-        heading = self._heading(wanted)
+        wanted = _requests(f"chatcmpl-{request.state.request_id}", entry, body, ids, "messages")
+        choices = self._choices(wanted, request)
+        heading = self._heading(wanted[0])
+        scribes = [ChatScribe(entry.tokenizer) for _ in wanted]
         if body.stream:
-            return EventStream(exchange, chat_frames(heading, include_usage))
-        text, end = await _whole(exchange)
-        choice = ChatChoice(AssistantMessage(text), end.reason)
-        return json_response(ChatCompletion(**heading, choices=[choice], usage=Usage.of(end.usage)))
+            return EventStream(choices, chat_frames(heading, include_usage, scribes))
+        answers = await _whole(choices, len(wanted))
+        return json_response(
+            ChatCompletion(
+                **heading,
+                choices=[
+                    ChatChoice(
+                        AssistantMessage(answer.text),
+                        answer.end.reason,
+                        index,
+                        scribe.write(answer.logprobs) if body.logprobs else None,
+                    )
+                    for index, (answer, scribe) in enumerate(zip(answers, scribes, strict=True))
+                ],
+                usage=_usage(answers),
+            )
+        )
 
     async def complete_text(self, request: Request) -> Response:
         """Go on from a prompt."""
@@ -90,14 +107,31 @@ class OpenAIRoutes:
         entry = self._engine.catalogue.resolve(body.model)
         include_usage = translate.include_usage(body)
         ids = await completion_ids(self._encoder, entry, body)
-        wanted = _request(f"cmpl-{request.state.request_id}", entry, body, ids, "prompt")
-        exchange = Exchange(self._engine, self._mailboxes, wanted, request.receive)
-        heading = self._heading(wanted)
+        wanted = _requests(f"cmpl-{request.state.request_id}", entry, body, ids, "prompt")
+        choices = self._choices(wanted, request)
+        heading = self._heading(wanted[0])
+        scribes = [TextScribe(entry.tokenizer, with_top=bool(body.logprobs)) for _ in wanted]
         if body.stream:
-            return EventStream(exchange, completion_frames(heading, include_usage))
-        text, end = await _whole(exchange)
-        choice = TextChoice(text, end.reason)
-        return json_response(Completion(**heading, choices=[choice], usage=Usage.of(end.usage)))
+            return EventStream(choices, completion_frames(heading, include_usage, scribes))
+        answers = await _whole(choices, len(wanted))
+        return json_response(
+            Completion(
+                **heading,
+                choices=[
+                    TextChoice(
+                        answer.text,
+                        answer.end.reason,
+                        index,
+                        None if body.logprobs is None else scribe.write(answer.logprobs),
+                    )
+                    for index, (answer, scribe) in enumerate(zip(answers, scribes, strict=True))
+                ],
+                usage=_usage(answers),
+            )
+        )
+
+    def _choices(self, wanted: Sequence[core.Request], request: Request) -> Choices:
+        return Choices([Exchange(self._engine, self._mailboxes, one, request.receive) for one in wanted])
 
     def _heading(self, wanted: core.Request) -> Heading:
         return Heading(
@@ -108,31 +142,62 @@ class OpenAIRoutes:
         )
 
 
-async def _whole(exchange: Exchange) -> tuple[str, FinishedEvent]:
-    """Run a request to its end; return all its text."""
-    texts: list[str] = []
-    async with exchange:
-        while True:
-            for event in await exchange.take():
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One choice, whole."""
+
+    text: str
+    logprobs: list[core.TokenLogprobs]
+    end: FinishedEvent
+
+
+async def _whole(choices: Choices, count: int) -> list[_Answer]:
+    """Run a request to its end; return all its choices."""
+    events: list[list[TextEvent]] = [[] for _ in range(count)]
+    ends: dict[int, FinishedEvent] = {}
+    async with choices:
+        while not choices.ended:
+            for index, event in await choices.take():
                 if isinstance(event, TextEvent):
-                    texts.append(event.text)
+                    events[index].append(event)
                 else:
-                    return "".join(texts), event
+                    ends[index] = event
+    return [
+        _Answer(
+            "".join(event.text for event in texts),
+            [entry for event in texts for entry in event.logprobs],
+            ends[index],
+        )
+        for index, texts in enumerate(events)
+    ]
 
 
-def _request(
+def _usage(answers: Sequence[_Answer]) -> Usage:
+    return Usage.of(total_usage([answer.end.usage for answer in answers]))
+
+
+def _requests(
     name: str, entry: CatalogueEntry, body: ChatBody | CompletionBody, ids: Sequence[int], field: str
-) -> core.Request:
-    """Return what the engine is asked for. Raises InvalidRequestError; `field` brought the prompt."""
-    return core.Request(
+) -> list[core.Request]:
+    """Return what the engine is asked for, one for each choice: they differ in name and seed.
+
+    Raises InvalidRequestError; `field` brought the prompt.
+    """
+    first = core.Request(
         id=name,
         model=entry.id,
         prompt=tuple(ids),
         max_tokens=translate.budget(entry, len(ids), translate.asked_tokens(body), field),
-        sampling=translate.sampling(body, entry.sampling),
+        sampling=translate.sampling(body, entry),
         stop=translate.stops(body),
         ignore_eos=bool(body.ignore_eos),
+        top_logprobs=translate.top_logprobs(body),
     )
+    seeds = [translate.choice_seed(first.sampling.seed, i) for i in range(translate.choices(body))]
+    return [
+        replace(first, id=f"{name}/{i}" if i else name, sampling=replace(first.sampling, seed=seed))
+        for i, seed in enumerate(seeds)
+    ]
 
 
 def _model(entry: CatalogueEntry) -> Model:

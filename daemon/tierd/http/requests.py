@@ -15,6 +15,11 @@ from tierd.http.unsupported import off
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+
+MAX_CHOICES = 16
+MAX_LOGPROBS = 20
+Logprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -27,7 +32,10 @@ class Generation(msgspec.Struct, kw_only=True):
     """What both completion routes take. None: the request is silent.
 
     top_k: 0 or -1 keeps all tokens. seed: any signed 64-bit integer.
-    ignore_eos: go on past the end of the text; an extension of OpenAI's API, like top_k and min_p.
+    repeat_last_n: the window of all penalties; -1: all tokens, 0: penalties off.
+    logit_bias: by token id. n: choices. best_of: only the value of n.
+    ignore_eos: go on past the end of the text. An extension of OpenAI's API, like top_k, min_p and the two
+    that begin with "repeat", which llama.cpp has as well.
     """
 
     model: str | None = None
@@ -40,13 +48,18 @@ class Generation(msgspec.Struct, kw_only=True):
     top_p: Share | None = None
     min_p: Share | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    repeat_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
+    repeat_last_n: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Positive | None = None
     ignore_eos: bool | None = None
 
-    best_of: Annotated[Any, off(1)] = None
     cfg_scale: Annotated[Any, off(1)] = None
     dry_multiplier: Annotated[Any, off(0)] = None
     dynatemp_range: Annotated[Any, off(0)] = None
-    frequency_penalty: Annotated[Any, off(0)] = None
     grammar: Annotated[Any, off("")] = None
     guided_choice: Annotated[Any, off()] = None
     guided_grammar: Annotated[Any, off()] = None
@@ -54,20 +67,17 @@ class Generation(msgspec.Struct, kw_only=True):
     guided_regex: Annotated[Any, off()] = None
     json_schema: Annotated[Any, off()] = None
     length_penalty: Annotated[Any, off(1)] = None
-    logit_bias: Annotated[Any, off({}, [])] = None
-    logprobs: Annotated[Any, off(False)] = None
     lora: Annotated[Any, off([])] = None
     min_tokens: Annotated[Any, off(0)] = None
     mirostat: Annotated[Any, off(0)] = None
-    n: Annotated[Any, off(1)] = None
     n_predict: Annotated[Any, off()] = None
-    presence_penalty: Annotated[Any, off(0)] = None
-    repeat_penalty: Annotated[Any, off(1)] = None
+    n_probs: Annotated[Any, off(0)] = None
     repetition_penalty: Annotated[Any, off(1)] = None
     response_format: Annotated[Any, off({"type": "text"})] = None
     samplers: Annotated[Any, off()] = None
     stop_token_ids: Annotated[Any, off([])] = None
     structured_outputs: Annotated[Any, off()] = None
+    top_n_sigma: Annotated[Any, off(-1, 0)] = None
     typical_p: Annotated[Any, off(1)] = None
     use_beam_search: Annotated[Any, off(False)] = None
     xtc_probability: Annotated[Any, off(0)] = None
@@ -98,6 +108,8 @@ class ChatBody(Generation, kw_only=True):
 
     messages: list[Message]
     max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
 
     add_generation_prompt: Annotated[Any, off(True)] = None
     audio: Annotated[Any, off()] = None
@@ -112,15 +124,15 @@ class ChatBody(Generation, kw_only=True):
     reasoning_effort: Annotated[Any, off("none")] = None
     tool_choice: Annotated[Any, off("none")] = None
     tools: Annotated[Any, off([])] = None
-    top_logprobs: Annotated[Any, off(0)] = None
     verbosity: Annotated[Any, off("medium")] = None
     web_search_options: Annotated[Any, off()] = None
 
 
 class CompletionBody(Generation, kw_only=True):
-    """POST /v1/completions. A list of prompts may hold one prompt."""
+    """POST /v1/completions. A list of prompts may hold one prompt. logprobs: how many beside the token's."""
 
     prompt: str | list[int | str | list[int]]
+    logprobs: Logprobs | None = None
 
     echo: Annotated[Any, off(False)] = None
     suffix: Annotated[Any, off("")] = None

@@ -27,18 +27,28 @@ class Heading(TypedDict):
     system_fingerprint: str
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """How many of the prompt's tokens were found in the prefix cache."""
+
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
     @classmethod
     def of(cls, usage: core.Usage) -> Usage:
         """Return the engine's counts in OpenAI's shape."""
         return cls(
-            usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens + usage.completion_tokens
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.prompt_tokens + usage.completion_tokens,
+            PromptTokensDetails(usage.cached_tokens),
         )
 
 
@@ -50,13 +60,49 @@ class AssistantMessage(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A token that might have stood there. bytes: null for control tokens, which add none to a text."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token of a chat answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """The tokens of a chat answer, or of a chunk of one."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct, frozen=True):
+    """The tokens of a completion, or of a chunk of one. text_offset: characters before each in the text.
+
+    top_logprobs: by token, the one that was drawn among them; null when none are asked for.
+    """
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]] | None
+
+
 class ChatChoice(msgspec.Struct, frozen=True):
-    """The one choice of a whole chat answer."""
+    """One choice of a whole chat answer."""
 
     message: AssistantMessage
     finish_reason: str
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +130,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: Delta
     finish_reason: str | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,12 +146,12 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextChoice(msgspec.Struct, frozen=True):
-    """The one choice of a completion or of a chunk of one."""
+    """One choice of a completion, or the one of a chunk of one."""
 
     text: str
     finish_reason: str | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+from dataclasses import replace
 
 from tierd.core import SamplingParams
 from tierd.engine import CatalogueEntry
@@ -11,24 +13,86 @@ from tierd.http.requests import ChatBody, CompletionBody, Generation, Message
 from tierd.http.unsupported import refuse_unsupported
 
 MAX_STOPS = 16
+MAX_BIASES = 1024
 SEED_BITS = 64
+
+# Fields that a request and SamplingParams share.
+_SAMPLING = (
+    "repeat_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_k", "top_p", "min_p",
+)  # fmt: skip
+
+# As json.dumps writes an integer that is a key: no sign, no leading zero, so no id comes twice.
+_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 # OpenAI treats a developer's message as a system message where a model knows only the latter.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
-def sampling(body: Generation, defaults: SamplingParams) -> SamplingParams:
-    """Return how to sample; `defaults` are the model's, for what the request leaves open.
+def sampling(body: Generation, entry: CatalogueEntry) -> SamplingParams:
+    """Return how to sample; the model's defaults hold for what the request leaves open.
 
-    A signed seed is taken modulo 2**64; without one the answer differs from call to call.
+    A signed seed is taken modulo 2**64; without one the answer differs from call to call. Raises
+    InvalidRequestError: the seed or logit_bias.
     """
-    return SamplingParams(
-        temperature=defaults.temperature if body.temperature is None else body.temperature,
-        top_k=defaults.top_k if body.top_k is None else max(body.top_k, 0),
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        min_p=defaults.min_p if body.min_p is None else body.min_p,
-        seed=_seed(body.seed),
-    )
+    given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
+    if "top_k" in given:
+        given["top_k"] = max(given["top_k"], 0)
+    if body.repeat_last_n == 0:
+        given.update(repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+    elif body.repeat_last_n is not None:
+        given["penalty_window"] = max(body.repeat_last_n, 0)
+    bias = logit_bias(body, entry.tokenizer.vocabulary)
+    return replace(entry.sampling, **given, logit_bias=bias, seed=_seed(body.seed))
+
+
+def logit_bias(body: Generation, vocabulary: int) -> tuple[tuple[int, float], ...]:
+    """Return (id, bias), ascending. Raises InvalidRequestError for what is no token, or out of range."""
+    biases = body.logit_bias or {}
+    if len(biases) > MAX_BIASES:
+        raise InvalidRequestError(
+            f"logit_bias: {len(biases)} tokens; at most {MAX_BIASES}", param="logit_bias"
+        )
+    for key, bias in biases.items():
+        if not _ID.fullmatch(key) or int(key) >= vocabulary:
+            raise InvalidRequestError(
+                f"logit_bias: {key[:20]!r} is not a token id; this model's run from 0 to {vocabulary - 1}",
+                param="logit_bias",
+            )
+        if not -100 <= bias <= 100:
+            raise InvalidRequestError(
+                f"logit_bias: {bias:g} for token {key}; must lie between -100 and 100", param="logit_bias"
+            )
+    return tuple(sorted((int(key), bias) for key, bias in biases.items()))
+
+
+def top_logprobs(body: ChatBody | CompletionBody) -> int | None:
+    """Return how many log-probabilities to tell beside each token's own, None for none at all."""
+    if isinstance(body, CompletionBody):
+        return body.logprobs
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequestError("top_logprobs: only with logprobs true", param="top_logprobs")
+    return None
+
+
+def choices(body: Generation) -> int:
+    """Return how many answers are asked for."""
+    count = body.n or 1
+    if body.best_of not in (None, count):
+        raise InvalidRequestError(
+            f"best_of: {body.best_of}; choosing the best is not supported, leave it out or send n, {count}",
+            param="best_of",
+        )
+    return count
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Return the seed of a choice: the request's own for the first, so that n does not change it.
+
+    The steps, 2**64 divided by the golden ratio, keep the choices of neighbouring seeds apart.
+    """
+    return (seed + index * 0x9E3779B97F4A7C15) % (1 << SEED_BITS)
 
 
 def _seed(seed: int | None) -> int:

@@ -8,6 +8,9 @@ from pathlib import Path
 from tierd.errors import ModelError, SettingsError
 
 FREE_MEMORY_SHARE = 0.5
+# A page costs some bytes and time of bookkeeping too: keeps a file with tiny heads and a boundless context
+# from making more pages than that could bear.
+MOST_PAGES = 1 << 20
 _MIB = 1 << 20
 
 
@@ -31,7 +34,7 @@ def size_cache(
 
     trained: positions the model was trained for. asked: the context setting, 0 for the model's own
     as far as memory allows. page_bytes: of one page, all layers. budget: bytes for all pages.
-    There are enough pages for `streams` full contexts, or as many as the budget holds.
+    There are enough pages for `streams` full contexts, or as many as the budget and MOST_PAGES allow.
     Raises SettingsError when more than the trained context is asked for, ModelError when the
     budget does not hold one stream.
     """
@@ -39,7 +42,7 @@ def size_cache(
         raise SettingsError(
             f"context = {asked} is more than the {trained} positions the model was trained for; lower it"
         )
-    affordable = budget // page_bytes
+    affordable = min(budget // page_bytes, MOST_PAGES)
     least = pages_for(asked or 1, page_positions)
     if affordable < least:
         raise ModelError(

@@ -43,9 +43,10 @@ class Dimensions:
                 f"{file.path}: key {kv_heads_key} is {kv_heads}, which does not divide the {heads} heads"
             )
         return cls(
-            layers=file.integer(f"{architecture}.block_count", least=1),
-            context=file.integer(f"{architecture}.context_length", least=1),
             vocabulary=_read_vocabulary(file),
+            # Every layer has tensors, so their number keeps a lying file from asking for endless layers.
+            layers=file.integer(f"{architecture}.block_count", least=1, most=len(file.tensors)),
+            context=file.integer(f"{architecture}.context_length", least=1),
             embedding=embedding,
             feed_forward=file.integer(f"{architecture}.feed_forward_length", least=1),
             heads=heads,

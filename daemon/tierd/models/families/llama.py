@@ -26,7 +26,7 @@ def compose(file: GGUFFile) -> Plan:
     dimensions = Dimensions.read(file, "llama")
     model = PlanBuilder(file, "llama", dimensions)
     heads, kv_heads, head_size = dimensions.heads, dimensions.kv_heads, dimensions.head_size
-    scale = file.number("llama.attention.scale", 0.0, least=0.0) or 1.0 / math.sqrt(head_size)
+    scale = file.number("llama.attention.scale", 0.0, least=0.0, most=1e6) or 1.0 / math.sqrt(head_size)
 
     turned = rope_dimensions(file, "llama", head_size)
     factors = model.constants("rope_freqs", turned // 2) if model.has("rope_freqs") else None
