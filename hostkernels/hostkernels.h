@@ -111,14 +111,17 @@ void hk_codec_decode(int codec, const void *src, int64_t head_size, float *dst);
 
 enum hk_op_kind {
     HK_OP_EMBED = 0,      /* out = scale * weight[token] */
-    HK_OP_NORM = 1,       /* RMS norm of `heads` parts of a row: src, vector -> out; eps */
+    HK_OP_NORM = 1,       /* RMS norm of `heads` parts of a row: src, vector -> out (float, or quantised
+                             where there is one head); eps */
     HK_OP_QUANTISE = 2,   /* src (float) -> out (quantised) */
-    HK_OP_MATMUL = 3,     /* src (quantised, or float for float layouts), weight, vector: bias or -1 */
+    HK_OP_MATMUL = 3,     /* src (quantised, or float for float layouts), weight, vector: bias or -1, src2:
+                             what to add, or -1 */
     HK_OP_ROPE_TABLE = 4, /* cos and sin of every pair at each row's position -> out; rope */
-    HK_OP_ROPE = 5,       /* turn out in place by the table src2; heads, head_size, rope */
-    HK_OP_STORE = 6,      /* src (K) and src2 (V) into the pages of `store` */
+    HK_OP_ROPE = 5,       /* turn out in place by the table; heads, head_size, rope */
+    HK_OP_STORE = 6,      /* src (K, turned first in place where there is a rope) and src2 (V) into the pages
+                             of `store` */
     HK_OP_ATTENTION = 7,  /* src (Q) -> out over `store`; heads, head_size, scale, window */
-    HK_OP_GATE = 8,       /* out = activation(src) * src2 */
+    HK_OP_GATE = 8,       /* out (float or quantised) = activation(src) * src2 */
     HK_OP_ADD = 9,        /* out = src + src2 */
     HK_OP_SELECT = 10     /* out = the rows of src whose logits are wanted */
 };
@@ -141,6 +144,7 @@ typedef struct hk_op {
     int32_t weight;
     int32_t vector;
     int32_t rope;
+    int32_t table;      /* the buffer that ROPE_TABLE has written for the rope */
     int32_t store;
     int32_t heads;
     int32_t head_size;

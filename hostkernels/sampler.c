@@ -26,16 +26,16 @@ static float larger(float x, float best) { return x > best ? x : best; }
 /* The largest value; -INFINITY when all are NaN. */
 static float largest(const float *x, int64_t count)
 {
-    float lanes[HK_VECTOR], best = -INFINITY;
+    float lanes[HK_LANES], best = -INFINITY;
     int64_t i = 0;
-    for (int lane = 0; lane < HK_VECTOR; lane++)
+    for (int lane = 0; lane < HK_LANES; lane++)
         lanes[lane] = -INFINITY;
-    for (; i + HK_VECTOR <= count; i += HK_VECTOR)
-        for (int lane = 0; lane < HK_VECTOR; lane++)
+    for (; i + HK_LANES <= count; i += HK_LANES)
+        for (int lane = 0; lane < HK_LANES; lane++)
             lanes[lane] = larger(x[i + lane], lanes[lane]);
     for (; i < count; i++)
         best = larger(x[i], best);
-    for (int lane = 0; lane < HK_VECTOR; lane++)
+    for (int lane = 0; lane < HK_LANES; lane++)
         best = larger(lanes[lane], best);
     return best;
 }
@@ -43,11 +43,11 @@ static float largest(const float *x, int64_t count)
 /* Whether any of BLOCK values is `limit` or above. */
 static bool any_from(const float *x, float limit)
 {
-    int32_t lanes[HK_VECTOR] = {0}, any = 0;
-    for (int i = 0; i < BLOCK; i += HK_VECTOR)
-        for (int lane = 0; lane < HK_VECTOR; lane++)
+    int32_t lanes[HK_LANES] = {0}, any = 0;
+    for (int i = 0; i < BLOCK; i += HK_LANES)
+        for (int lane = 0; lane < HK_LANES; lane++)
             lanes[lane] |= x[i + lane] >= limit;
-    for (int lane = 0; lane < HK_VECTOR; lane++)
+    for (int lane = 0; lane < HK_LANES; lane++)
         any |= lanes[lane];
     return any;
 }

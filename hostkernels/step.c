@@ -158,6 +158,9 @@ static bool create_scratch(hk_model *self, const hk_model_spec *spec)
         if (op->kind == HK_OP_STORE)
             self->scratch_floats = hk_max(self->scratch_floats,
                                           hk_round_up(spec->stores[op->store].head_size, HK_LANES));
+        if (op->kind == HK_OP_NORM)
+            self->scratch_floats = hk_max(self->scratch_floats,
+                                          hk_round_up(spec->buffers[op->src].width, HK_BLOCK));
     }
     self->scratch = zeroed(self->scratch_floats * hk_pool_threads(self->pool), sizeof *self->scratch);
     self->blocks = zeroed(spec->max_rows, sizeof *self->blocks);
@@ -241,15 +244,26 @@ static void run_embed(const hk_model *model, const hk_op *op, int64_t rows, int 
     }
 }
 
+/* A quantised result takes whole rows: each is normed into the thread's scratch first. */
 static void run_norm(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
 {
+    const hk_kernels *kernels = hk_kernels_get();
+    const buffer *out = &model->buffers[op->out];
     const int64_t width = model->buffers[op->src].width / op->heads;
+    float *scratch = model->scratch + part * model->scratch_floats;
     int64_t first, last;
     hk_share(rows * op->heads, part, parts, &first, &last);
     for (int64_t item = first; item < last; item++) {
         const int64_t row = item / op->heads, at = item % op->heads * width;
-        hk_kernels_get()->norm(float_row(model, op->src, row) + at, model->vectors[op->vector], width,
-                               op->eps, float_row(model, op->out, row) + at);
+        const float *x = float_row(model, op->src, row) + at;
+        if (out->kind != HK_BUFFER_QUANTISED) {
+            kernels->norm(x, model->vectors[op->vector], width, op->eps, float_row(model, op->out, row) + at);
+            continue;
+        }
+        kernels->norm(x, model->vectors[op->vector], width, op->eps, scratch);
+        memset(scratch + width, 0, (size_t)(out->stride - width) * sizeof *scratch);
+        kernels->quantise(scratch, hk_blocks(width), out->q + row * out->stride,
+                          out->scale + row * hk_blocks(width));
     }
 }
 
@@ -268,8 +282,18 @@ static void run_quantise(const hk_model *model, const hk_op *op, int64_t rows, i
     }
 }
 
+/* Add one value of each lane, the same to every row (bias) or row by row (residual, as wide as out). */
+static void add_lanes(float *out, int64_t out_stride, const float *values, int64_t stride, int64_t rows,
+                      int lanes)
+{
+    for (int64_t row = 0; row < rows; row++)
+        for (int lane = 0; lane < lanes; lane++)
+            out[row * out_stride + lane] += values[row * stride + lane];
+}
+
 static void matmul_groups(const hk_weight *weight, const hk_activations *act, const float *bias,
-                          int64_t rows, float *out, int64_t out_stride, int part, int parts)
+                          const float *residual, int64_t rows, float *out, int64_t out_stride, int part,
+                          int parts)
 {
     const int64_t group_bytes = hk_blocks(weight->columns) * hk_layout_table[weight->layout].bytes;
     const hk_matmul_kernel kernel = hk_kernels_get()->matmul[weight->layout];
@@ -277,11 +301,24 @@ static void matmul_groups(const hk_weight *weight, const hk_activations *act, co
     hk_share(hk_groups(weight->rows), part, parts, &first, &last);
     for (int64_t group = first; group < last; group++) {
         const int lanes = (int)hk_min(HK_LANES, weight->rows - group * HK_LANES);
+        const uint8_t *packed = (const uint8_t *)weight->data + group * group_bytes;
         float *column = out + group * HK_LANES;
-        kernel((const uint8_t *)weight->data + group * group_bytes, act, 0, rows, column, out_stride, lanes);
-        for (int64_t row = 0; bias && row < rows; row++)
-            for (int lane = 0; lane < lanes; lane++)
-                column[row * out_stride + lane] += bias[group * HK_LANES + lane];
+        if (!residual) {
+            kernel(packed, act, 0, rows, column, out_stride, lanes);
+            if (bias)
+                add_lanes(column, out_stride, bias + group * HK_LANES, 0, rows, lanes);
+            continue;
+        }
+        for (int64_t row = 0; row < rows; row += HK_ROW_TILE) {
+            const int64_t count = hk_min(HK_ROW_TILE, rows - row);
+            float product[HK_ROW_TILE * HK_LANES];
+            kernel(packed, act, row, count, product, HK_LANES, lanes);
+            if (bias)
+                add_lanes(product, HK_LANES, bias + group * HK_LANES, 0, count, lanes);
+            add_lanes(product, HK_LANES, residual + row * out_stride + group * HK_LANES, out_stride, count, lanes);
+            for (int64_t m = 0; m < count; m++)
+                memcpy(column + (row + m) * out_stride, product + m * HK_LANES, (size_t)lanes * sizeof(float));
+        }
     }
 }
 
@@ -295,7 +332,8 @@ static void run_matmul(const hk_model *model, const hk_op *op, int64_t rows, int
 {
     const hk_activations act = activations_of(model, op->src);
     matmul_groups(&model->weights[op->weight], &act, op->vector < 0 ? NULL : model->vectors[op->vector],
-                  rows, float_rows(model, op->out), model->buffers[op->out].stride, part, parts);
+                  op->src2 < 0 ? NULL : float_rows(model, op->src2), rows, float_rows(model, op->out),
+                  model->buffers[op->out].stride, part, parts);
 }
 
 static void run_rope_table(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
@@ -313,15 +351,20 @@ static void run_rope_table(const hk_model *model, const hk_op *op, int64_t rows,
     }
 }
 
-static void run_rope(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+/* Turn one head of a row by the op's table. */
+static void turn_head(const hk_model *model, const hk_op *op, float *head, int64_t row)
 {
     const hk_rope *rope = &model->ropes[op->rope];
+    hk_kernels_get()->rope(head, float_row(model, op->table, row), rope->pairs, rope->interleaved != 0);
+}
+
+static void run_rope(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+{
     int64_t first, last;
     hk_share(rows * op->heads, part, parts, &first, &last);
     for (int64_t item = first; item < last; item++) {
         const int64_t row = item / op->heads;
-        hk_kernels_get()->rope(float_row(model, op->out, row) + item % op->heads * op->head_size,
-                               float_row(model, op->src2, row), rope->pairs, rope->interleaved != 0);
+        turn_head(model, op, float_row(model, op->out, row) + item % op->heads * op->head_size, row);
     }
 }
 
@@ -338,7 +381,10 @@ static void run_store(const hk_model *model, const hk_op *op, int64_t rows, int 
         const int32_t position = step->positions[row], inside = position % HK_PAGE;
         uint8_t *page = model->pages + page_table(step, row)[position / HK_PAGE] * model->page_bytes;
         uint8_t *dst = page + self->offset + head * head_bytes;
-        hk_codec_encode(model->codec, float_row(model, op->src, row) + at, self->head_size, key);
+        float *k = float_row(model, op->src, row) + at;
+        if (op->rope >= 0)
+            turn_head(model, op, k, row);
+        hk_codec_encode(model->codec, k, self->head_size, key);
         hk_strip_put(model->codec, key, self->head_size, inside % HK_LANES,
                      dst + inside / HK_LANES * HK_LANES * self->row_bytes);
         hk_codec_encode(model->codec, float_row(model, op->src2, row) + at, self->head_size,
@@ -379,22 +425,37 @@ static void run_attention(const hk_model *model, const hk_op *op, int part, int 
     }
 }
 
-/* gate and add: any split into whole lanes gives the same result. Rows are worked on to the end of
- * their stride, where zeros stay zeros. */
-static void run_elements(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+/* Any split into whole lanes gives the same result. Rows are worked on to the end of their stride, where
+ * zeros stay zeros. */
+static void run_add(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
 {
-    const int64_t stride = model->buffers[op->out].stride, lanes = stride / HK_LANES;
-    const hk_kernels *kernels = hk_kernels_get();
     int64_t first, last;
-    hk_share(rows * lanes, part, parts, &first, &last);
-    const float *a = float_rows(model, op->src) + first * HK_LANES;
-    const float *b = float_rows(model, op->src2) + first * HK_LANES;
-    float *out = float_rows(model, op->out) + first * HK_LANES;
-    const int64_t count = (last - first) * HK_LANES;
-    if (op->kind == HK_OP_GATE)
-        kernels->gate(op->activation, a, b, count, out);
-    else
-        kernels->add(a, b, count, out);
+    hk_share(rows * model->buffers[op->out].stride / HK_LANES, part, parts, &first, &last);
+    hk_kernels_get()->add(float_rows(model, op->src) + first * HK_LANES,
+                          float_rows(model, op->src2) + first * HK_LANES, (last - first) * HK_LANES,
+                          float_rows(model, op->out) + first * HK_LANES);
+}
+
+/* As run_add, by blocks; a quantised result is made a run of blocks at a time. */
+static void run_gate(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
+{
+    enum { RUN = 8 };
+    const hk_kernels *kernels = hk_kernels_get();
+    const buffer *out = &model->buffers[op->out];
+    const float *gate = float_rows(model, op->src), *up = float_rows(model, op->src2);
+    int64_t first, last;
+    hk_share(rows * out->stride / HK_BLOCK, part, parts, &first, &last);
+    if (out->kind != HK_BUFFER_QUANTISED) {
+        kernels->gate(op->activation, gate + first * HK_BLOCK, up + first * HK_BLOCK,
+                      (last - first) * HK_BLOCK, float_rows(model, op->out) + first * HK_BLOCK);
+        return;
+    }
+    for (int64_t block = first; block < last; block += RUN) {
+        const int64_t count = hk_min(RUN, last - block), at = block * HK_BLOCK;
+        float gated[RUN * HK_BLOCK];
+        kernels->gate(op->activation, gate + at, up + at, count * HK_BLOCK, gated);
+        kernels->quantise(gated, count, out->q + at, out->scale + block);
+    }
 }
 
 static void run_select(const hk_model *model, const hk_op *op, int part, int parts)
@@ -419,8 +480,8 @@ static void run_op(const hk_model *model, const hk_op *op, int part, int parts)
     case HK_OP_ROPE: run_rope(model, op, rows, part, parts); break;
     case HK_OP_STORE: run_store(model, op, rows, part, parts); break;
     case HK_OP_ATTENTION: run_attention(model, op, part, parts); break;
-    case HK_OP_GATE:
-    case HK_OP_ADD: run_elements(model, op, rows, part, parts); break;
+    case HK_OP_GATE: run_gate(model, op, rows, part, parts); break;
+    case HK_OP_ADD: run_add(model, op, rows, part, parts); break;
     case HK_OP_SELECT: run_select(model, op, part, parts); break;
     }
 }
@@ -467,9 +528,11 @@ void hk_model_copy_rows(hk_model *model, int32_t source, int32_t target, int32_t
     for (int i = 0; i < model->store_count; i++) {
         const store *self = &model->stores[i];
         const int64_t head_bytes = HK_PAGE * self->row_bytes;
+        /* Keys lie side by side in strips, which are copied whole: what is past the positions is unused. */
+        const int64_t stored[2] = {hk_round_up(positions, HK_LANES), positions};
         for (int64_t head = 0; head < 2 * self->heads; head++) { /* of the keys, then of the values */
             const int64_t at = self->offset + head * head_bytes;
-            memcpy(to + at, from + at, (size_t)(positions * self->row_bytes));
+            memcpy(to + at, from + at, (size_t)(stored[head / self->heads] * self->row_bytes));
         }
     }
 }
@@ -486,7 +549,7 @@ typedef struct matmul_job {
 static void matmul_task(void *context, int part, int parts)
 {
     const matmul_job *job = context;
-    matmul_groups(job->weight, job->act, NULL, job->rows, job->out, job->weight->rows, part, parts);
+    matmul_groups(job->weight, job->act, NULL, NULL, job->rows, job->out, job->weight->rows, part, parts);
 }
 
 int hk_matmul(hk_pool *pool, int layout, const void *packed, int64_t outputs, int64_t columns,

@@ -1,46 +1,27 @@
 """The host backend: compiles a plan for the C kernels and runs a whole step in one foreign call.
 
-Compiling lowers the plan: an op that quantises a buffer is put before the first matmul that reads it, a
-table of rotations is made once per step and rope, and an op waits for the others only where it reads
-or overwrites what an earlier op touched. Weights are packed into the kernels' layouts.
+Compiling lowers the plan to the kernels' ops (`lowering`) and packs weights into the kernels' layouts.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
-from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tierd.backends import library
+from tierd.backends.lowering import Lowering, row_stores
 from tierd.backends.protocol import Logits
 from tierd.core import Batch
-from tierd.errors import ExecutorError, ModelError, UnsupportedModelError
+from tierd.errors import ExecutorError, ModelError
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
-from tierd.models.plan import (
-    Activation,
-    Add,
-    Attention,
-    Embed,
-    Gate,
-    MatMul,
-    Norm,
-    Op,
-    Plan,
-    Rope,
-    RopeSpec,
-    RowStore,
-    SelectRows,
-    StoreRows,
-)
+from tierd.models.plan import Embed, MatMul, Plan
 
 PAGE_POSITIONS = 64
-_LARGEST_HEAD = 4096
 # Of one value in a step: four as a float, one quantised, and its share of the block's scale and sums.
 _BUFFER_BYTES = 6
 
@@ -78,7 +59,7 @@ def page_bytes(plan: Plan, codec: KVCodec) -> int:
     Raises UnsupportedModelError when a head does not fit the codec.
     """
     ffi, lib = library.load()
-    stores = _row_stores(plan, codec)
+    stores = row_stores(plan, codec)
     spec = ffi.new("hk_store[]", [(store.heads, store.head_size) for store in stores])
     return int(lib.hk_page_bytes(spec, len(stores), codec.id))
 
@@ -103,9 +84,7 @@ def compile_plan(
     pages: K/V pages to reserve, touched lazily. max_rows: most rows of one step.
     Raises UnsupportedModelError for what the kernels lack and ModelError when memory runs out.
     """
-    lowering = _Lowering(plan, codec)
-    for op in plan.ops:
-        lowering.add(op, file)
+    lowering = Lowering(plan, file, codec)
     return HostExecutor(plan, file, lowering, codec=codec, pages=pages, max_rows=max_rows, pool=pool)
 
 
@@ -138,179 +117,6 @@ class HostBackend:
         self._pool.close()
 
 
-def _row_stores(plan: Plan, codec: KVCodec) -> list[RowStore]:
-    stores = []
-    for store in plan.stores:
-        if not isinstance(store, RowStore):
-            raise UnsupportedModelError(
-                f"{plan.architecture} keeps a recurrent state, which the host backend does not have"
-            )
-        codec.row_bytes(store.head_size)
-        if store.head_size > _LARGEST_HEAD:
-            raise UnsupportedModelError(
-                f"{plan.architecture} has heads of {store.head_size} values; {_LARGEST_HEAD} are supported"
-            )
-        stores.append(store)
-    return stores
-
-
-class _Names:
-    """Numbers names in the order in which they first come up."""
-
-    def __init__(self) -> None:
-        self._index: dict[Any, int] = {}
-
-    def number(self, name: Hashable) -> int:
-        return self._index.setdefault(name, len(self._index))
-
-    def __iter__(self) -> Any:
-        return iter(self._index)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Quantised:
-    """Name of the quantised copy of a float buffer."""
-
-    buffer: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _RopeTable:
-    """Name of the table of rotations of one rope."""
-
-    rope: RopeSpec
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Stored:
-    """Name of a layer's K/V rows, as something that ops read and write."""
-
-    layer: int
-
-
-class _Lowering:
-    """Turns a plan's ops into the kernels' ops."""
-
-    def __init__(self, plan: Plan, codec: KVCodec) -> None:
-        self.plan = plan
-        self.ffi, self.lib = library.load()
-        self.ops: list[dict[str, Any]] = []
-        self.buffers = _Names()
-        self.widths: list[int] = []
-        self.weights = _Names()
-        self.vectors = _Names()
-        self.ropes = _Names()
-        self.stores = _row_stores(plan, codec)
-        self.token_ids = 2**31
-        self._store_of_layer = {store.layer: index for index, store in enumerate(self.stores)}
-        self._fresh: set[_Quantised | _RopeTable] = set()
-        self._selected = False
-        self._read: set[Hashable] = set()
-        self._written: set[Hashable] = set()
-
-    def add(self, op: Op, file: GGUFFile) -> None:
-        """Lower one op, after what it needs."""
-        match op:
-            case Embed(weight, out, scale):
-                self.token_ids = min(self.token_ids, file.tensors[weight].shape[0])
-                self._emit("EMBED", [], out, weight=self.weights.number(weight), scale=scale)
-            case Norm(src, weight, out, eps, heads):
-                vector = self.vectors.number(weight)
-                self._emit("NORM", [src], out, vector=vector, eps=eps, heads=heads)
-            case MatMul(src, weight, out, bias):
-                vector = -1 if bias is None else self.vectors.number(bias)
-                source = self._matmul_source(src, file.tensors[weight].format.id)
-                self._emit("MATMUL", [source], out, weight=self.weights.number(weight), vector=vector)
-            case Rope(buffer, heads, spec):
-                head_size = self.plan.buffers[buffer] // heads
-                table = self._rope_table(spec)
-                self._emit(
-                    "ROPE",
-                    [buffer, table],
-                    buffer,
-                    rope=self.ropes.number(spec),
-                    heads=heads,
-                    head_size=head_size,
-                )
-            case StoreRows(k, v, layer):
-                self._emit("STORE", [k, v], _Stored(layer), store=self._store_of_layer[layer])
-            case Attention(q, out, layer, heads, scale, window):
-                store = self._store_of_layer[layer]
-                self._emit(
-                    "ATTENTION",
-                    [q, _Stored(layer)],
-                    out,
-                    store=store,
-                    heads=heads,
-                    head_size=self.stores[store].head_size,
-                    scale=scale,
-                    window=window,
-                )
-            case Gate(gate, up, out, activation):
-                kind = self.lib.HK_SILU if activation is Activation.SILU else self.lib.HK_GELU
-                self._emit("GATE", [gate, up], out, activation=kind)
-            case Add(a, b, out):
-                self._emit("ADD", [a, b], out)
-            case SelectRows(src, out):
-                self._emit("SELECT", [src], out)
-                self._selected = True
-
-    def _matmul_source(self, src: str, weight_format: int) -> Hashable:
-        """Float weights read floats; the others a quantised copy, made once per value of the buffer."""
-        if self.lib.hk_layout_of(weight_format) < self.lib.HK_LAYOUT_Q8X16:
-            return src
-        quantised = _Quantised(src)
-        if quantised not in self._fresh:
-            self._emit("QUANTISE", [src], quantised)
-            self._fresh.add(quantised)
-        return quantised
-
-    def _rope_table(self, spec: RopeSpec) -> _RopeTable:
-        table = _RopeTable(spec)
-        if table not in self._fresh:
-            self._emit("ROPE_TABLE", [], table, rope=self.ropes.number(spec))
-            self._fresh.add(table)
-        return table
-
-    def _emit(self, kind: str, reads: Sequence[Hashable], writes: Hashable, **fields: Any) -> None:
-        sources = [self._buffer(name) for name in reads if not isinstance(name, _Stored)]
-        out = -1 if isinstance(writes, _Stored) else self._buffer(writes)
-        wait = bool(self._written & {*reads, writes}) or writes in self._read
-        if wait:
-            self._read.clear()
-            self._written.clear()
-        self._read.update(reads)
-        self._written.add(writes)
-        if isinstance(writes, str):
-            self._fresh.discard(_Quantised(writes))
-        op = dict.fromkeys(("src", "src2", "weight", "vector", "rope", "store"), -1)
-        op.update(dict(zip(("src", "src2"), sources, strict=False)))
-        op.update(fields)
-        op.update(kind=getattr(self.lib, f"HK_OP_{kind}"), wait=wait, selected=self._selected, out=out)
-        self.ops.append(op)
-
-    def _buffer(self, name: Hashable) -> int:
-        number = self.buffers.number(name)
-        if number == len(self.widths):
-            match name:
-                case _Quantised(buffer):
-                    self.widths.append(self.plan.buffers[buffer])
-                case _RopeTable(rope):
-                    self.widths.append(2 * len(rope.frequencies))
-                case str():
-                    self.widths.append(self.plan.buffers[name])
-        return number
-
-    def kind_of(self, name: Hashable) -> int:
-        """Return the kernels' kind of a buffer."""
-        if isinstance(name, _Quantised):
-            return int(self.lib.HK_BUFFER_QUANTISED)
-        return int(self.lib.HK_BUFFER_LOGITS if name == self.plan.logits else self.lib.HK_BUFFER_FLOAT)
-
-
 class HostExecutor:
     """A plan compiled for the host kernels, with its packed weights and its K/V pages."""
 
@@ -321,7 +127,7 @@ class HostExecutor:
         self,
         plan: Plan,
         file: GGUFFile,
-        lowering: _Lowering,
+        lowering: Lowering,
         *,
         codec: KVCodec,
         pages: int,
@@ -350,7 +156,7 @@ class HostExecutor:
         self._logits: Logits = np.empty((0, plan.vocabulary), np.float32)
         self._step = self._ffi.new("hk_step *")
 
-    def _create(self, file: GGUFFile, lowering: _Lowering, codec: KVCodec, pool: ThreadPool) -> Any:
+    def _create(self, file: GGUFFile, lowering: Lowering, codec: KVCodec, pool: ThreadPool) -> Any:
         new = self._ffi.new
         frequencies = [new("double[]", list(rope.frequencies)) for rope in lowering.ropes]
         arrays = {
