@@ -20,6 +20,7 @@ from tierd.errors import TierdError
 
 _ABI_VERSION = 2
 _LIBRARY = "libhostkernels.so"
+LEVELS = ("portable", "avx2", "avx512vnni")  # in ascending order; a machine may lack the upper ones
 _HEADER = "hostkernels.h"
 
 FloatArray = npt.NDArray[np.float32]
@@ -36,8 +37,11 @@ def _library_path() -> Path:
 def load() -> tuple[Any, Any]:
     """Open the library once and return (ffi, lib).
 
-    Raises TierdError when it is missing or of another ABI version.
+    Raises TierdError when it is missing or of another ABI version, and when HOSTKERNELS_LEVEL names no level.
     """
+    wanted = os.environ.get("HOSTKERNELS_LEVEL", LEVELS[-1])
+    if wanted not in LEVELS:
+        raise TierdError(f"HOSTKERNELS_LEVEL is {wanted!r}; use one of {', '.join(LEVELS)}, or unset it")
     path = _library_path()
     try:
         header = path.with_name(_HEADER).read_text()
