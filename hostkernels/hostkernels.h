@@ -221,6 +221,16 @@ int64_t hk_page_bytes(const hk_store *stores, int32_t store_count, int codec);
 /* Run the whole plan for every row of the step. */
 void hk_model_step(hk_model *model, const hk_step *step);
 
+/* What one thread spent on one op, in nanoseconds: waiting for the others first, then on its share. */
+typedef struct hk_op_time {
+    int64_t wait;
+    int64_t work;
+} hk_op_time;
+
+/* As hk_model_step; the times of all ops on all threads go to times (threads, ops). Returns the nanoseconds
+ * of the whole step: more than any thread's times together, by what starting and joining the threads takes. */
+int64_t hk_model_profile(hk_model *model, const hk_step *step, hk_op_time *times);
+
 /* Copy the first `positions` positions (at most HK_PAGE) of page `source` into page `target`, another
  * one, in every store. No step may be running. */
 void hk_model_copy_rows(hk_model *model, int32_t source, int32_t target, int32_t positions);

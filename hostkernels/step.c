@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 
 typedef struct buffer {
     int kind;
@@ -52,6 +53,7 @@ struct hk_model {
     query_block *blocks;
     int block_count;
     const hk_step *step;
+    hk_op_time *times; /* of a step that is profiled */
 };
 
 /* ---- Creation ---------------------------------------------------------------------------------- */
@@ -496,6 +498,30 @@ static void step_task(void *context, int part, int parts)
     }
 }
 
+static int64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* step_task with a look at the clock around each op. */
+static void profile_task(void *context, int part, int parts)
+{
+    const hk_model *model = context;
+    hk_op_time *times = model->times + (int64_t)part * model->op_count;
+    int64_t before = now();
+    for (int i = 0; i < model->op_count; i++) {
+        if (model->ops[i].wait)
+            hk_pool_barrier(model->pool);
+        const int64_t begun = now();
+        run_op(model, &model->ops[i], part, parts);
+        const int64_t done = now();
+        times[i] = (hk_op_time){begun - before, done - begun};
+        before = done;
+    }
+}
+
 /* Cut the step's rows into runs of one sequence. The cut depends on the batch, results do not: every
  * row folds its own tiles in its own order. */
 static void cut_query_blocks(hk_model *model, const hk_step *step)
@@ -511,12 +537,23 @@ static void cut_query_blocks(hk_model *model, const hk_step *step)
     model->block_count = (int)(next - model->blocks);
 }
 
-void hk_model_step(hk_model *model, const hk_step *step)
+static void run_step(hk_model *model, const hk_step *step, hk_task task)
 {
     model->step = step;
     cut_query_blocks(model, step);
-    hk_pool_run(model->pool, step_task, model);
+    hk_pool_run(model->pool, task, model);
     model->step = NULL;
+}
+
+void hk_model_step(hk_model *model, const hk_step *step) { run_step(model, step, step_task); }
+
+int64_t hk_model_profile(hk_model *model, const hk_step *step, hk_op_time *times)
+{
+    const int64_t begun = now();
+    model->times = times;
+    run_step(model, step, profile_task);
+    model->times = NULL;
+    return now() - begun;
 }
 
 /* ---- Rows by themselves -------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from tierd.backends import library
 from tierd.backends.lowering import Lowering, row_stores
+from tierd.backends.profile import StepProfile, name_ops
 from tierd.backends.protocol import Logits
 from tierd.core import Batch
 from tierd.errors import ExecutorError, ModelError
@@ -143,6 +145,7 @@ class HostExecutor:
         self._vectors = [_floats(file, name) for name in lowering.vectors]
         self._weights = [_pack(file, name, pool) for name in lowering.weights]
         self._token_ids = lowering.token_ids
+        self._ops = name_ops(lowering)
         self._handle = self._create(file, lowering, codec, pool)
         if not self._handle:
             raise ModelError(
@@ -153,6 +156,7 @@ class HostExecutor:
         self._positions = np.zeros(max_rows, np.int32)
         self._sequences = np.zeros(max_rows, np.int32)
         self._selection = np.zeros(max_rows, np.int32)
+        self._page_tables = np.zeros((0, 0), np.int32)
         self._logits: Logits = np.empty((0, plan.vocabulary), np.float32)
         self._step = self._ffi.new("hk_step *")
 
@@ -195,25 +199,48 @@ class HostExecutor:
 
     def run(self, batch: Batch) -> Logits:
         """See `Executor.run`."""
-        page_tables = self._load(batch)
-        rows, wanted = batch.rows, batch.logit_rows
-        if len(self._logits) < wanted:
-            self._logits = np.empty((wanted, self.vocabulary), np.float32)
+        self._load(batch)
+        with self._pool.lock:
+            self._lib.hk_model_step(self._handle, self._step)
+        return self._logits[: batch.logit_rows]
+
+    def profile(self, batch: Batch) -> StepProfile:
+        """Do what `run` does, with a look at the clock around each op on each thread."""
+        begun = time.perf_counter_ns()
+        self._load(batch)
+        times = np.zeros((self._pool.threads, len(self._ops), 2), np.int64)
+        address = library.pointer(times, "hk_op_time *")
+        with self._pool.lock:
+            called = time.perf_counter_ns()
+            step = int(self._lib.hk_model_profile(self._handle, self._step, address))
+            done = time.perf_counter_ns()
+        return StepProfile(
+            logits=self._logits[: batch.logit_rows],
+            ops=self._ops,
+            wait=times[:, :, 0],
+            work=times[:, :, 1],
+            step=step,
+            call=done - called,
+            around=called - begun,
+        )
+
+    def _load(self, batch: Batch) -> None:
+        """Set the step up for a batch. Raises ExecutorError for what would lead the kernels astray."""
+        page_tables = self._page_tables = self._load_rows(batch)
+        if len(self._logits) < batch.logit_rows:
+            self._logits = np.empty((batch.logit_rows, self.vocabulary), np.float32)
         step = self._step
-        step.rows = rows
+        step.rows = batch.rows
         step.tokens = library.pointer(self._tokens, "int32_t *")
         step.positions = library.pointer(self._positions, "int32_t *")
         step.sequences = library.pointer(self._sequences, "int32_t *")
         step.pages = library.pointer(page_tables, "int32_t *")
         step.page_columns = page_tables.shape[1]
-        step.selected = wanted
+        step.selected = batch.logit_rows
         step.selection = library.pointer(self._selection, "int32_t *")
         step.logits = library.pointer(self._logits, "float *")
-        with self._pool.lock:
-            self._lib.hk_model_step(self._handle, step)
-        return self._logits[:wanted]
 
-    def _load(self, batch: Batch) -> npt.NDArray[np.int32]:
+    def _load_rows(self, batch: Batch) -> npt.NDArray[np.int32]:
         """Write the batch's rows into the step's arrays and return the page tables.
 
         Raises ExecutorError for what would lead the kernels astray.
