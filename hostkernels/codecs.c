@@ -194,6 +194,26 @@ void hk_strip_put(int codec, const uint8_t *row, int64_t head_size, int position
     }
 }
 
+/* Copy `positions` values of `size` bytes from the front of each of `units` units. */
+static void copy_units(const uint8_t *from, int64_t units, int size, int positions, uint8_t *to)
+{
+    for (int64_t at = 0; at < units * HK_LANES * size; at += HK_LANES * size)
+        memcpy(to + at, from + at, (size_t)(positions * size));
+}
+
+void hk_strip_copy(int codec, const uint8_t *from, int64_t head_size, int positions, uint8_t *to)
+{
+    if (codec == HK_KV_F32 || codec == HK_KV_F16) {
+        copy_units(from, head_size, codec == HK_KV_F32 ? 4 : 2, positions, to);
+        return;
+    }
+    const int bytes = codec == HK_KV_Q8_0 ? Q8_0_BYTES : TQ4_BYTES;
+    for (int64_t at = 0; at < head_size / HK_BLOCK * HK_LANES * bytes; at += HK_LANES * bytes) {
+        copy_units(from + at, 1, 2, positions, to + at);
+        copy_units(from + at + 2 * HK_LANES, bytes - 2, 1, positions, to + at + 2 * HK_LANES);
+    }
+}
+
 /* Largest head: 4,096 values, checked by the caller. */
 enum { MAX_HEAD = 4096 };
 

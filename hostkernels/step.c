@@ -564,12 +564,15 @@ void hk_model_copy_rows(hk_model *model, int32_t source, int32_t target, int32_t
     uint8_t *to = model->pages + target * model->page_bytes;
     for (int i = 0; i < model->store_count; i++) {
         const store *self = &model->stores[i];
-        const int64_t head_bytes = HK_PAGE * self->row_bytes;
-        /* Keys lie side by side in strips, which are copied whole: what is past the positions is unused. */
-        const int64_t stored[2] = {hk_round_up(positions, HK_LANES), positions};
-        for (int64_t head = 0; head < 2 * self->heads; head++) { /* of the keys, then of the values */
-            const int64_t at = self->offset + head * head_bytes;
-            memcpy(to + at, from + at, (size_t)(stored[head / self->heads] * self->row_bytes));
+        const int64_t head_bytes = HK_PAGE * self->row_bytes, strip_bytes = HK_LANES * self->row_bytes;
+        const int64_t strips = positions / HK_LANES * strip_bytes;
+        for (int64_t head = 0; head < self->heads; head++) {
+            const int64_t keys = self->offset + head * head_bytes, values = keys + self->heads * head_bytes;
+            memcpy(to + keys, from + keys, (size_t)strips);
+            if (positions % HK_LANES > 0)
+                hk_strip_copy(model->codec, from + keys + strips, self->head_size, positions % HK_LANES,
+                              to + keys + strips);
+            memcpy(to + values, from + values, (size_t)(positions * self->row_bytes));
         }
     }
 }
