@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,3 +67,25 @@ def test_settings_file_and_flags_are_served_together(tmp_path: Path) -> None:
         urllib.request.urlopen(f"{url}/v1/models") as response,
     ):
         assert [model["id"] for model in json.load(response)["data"]] == ["first", "two"]
+
+
+def processor_ticks(process: int) -> int:
+    """Return the clock ticks that a process and its descendants have used so far."""
+    used = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    children = Path(f"/proc/{process}/task").glob("*/children")
+    return sum(map(int, used[11:13])) + sum(
+        processor_ticks(int(child)) for path in children for child in path.read_text().split()
+    )
+
+
+def test_an_idle_daemon_uses_no_processor(tmp_path: Path) -> None:
+    """Less than one clock tick a second, by all its threads and processes, once it has served a request."""
+    seconds = 3
+    with serving("--model", str(write_llama(tmp_path / "tiny.gguf"))) as (process, url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        client.completions.create(model="tiny", prompt="the of and", max_tokens=8)
+        time.sleep(0.5)  # to come to rest
+        before = processor_ticks(process.pid)
+        assert before > os.sysconf("SC_CLK_TCK") / 10  # its start is counted
+        time.sleep(seconds)
+        assert processor_ticks(process.pid) - before < seconds

@@ -221,7 +221,7 @@ class HostExecutor:
             work=times[:, :, 1],
             step=step,
             call=done - called,
-            around=called - begun,
+            before=called - begun,
         )
 
     def _load(self, batch: Batch) -> None:

@@ -35,7 +35,7 @@ class StepProfile:
     logits: as `Executor.run` returns them.
     wait, work: of each op on each thread, shape (threads, ops): waiting for the other threads before the
     op, and its share of it.
-    step: inside the foreign call. call: the foreign call as Python sees it. around: what Python does before it.
+    step: inside the foreign call. call: the foreign call as Python sees it. before: what Python does first.
     """
 
     logits: Logits
@@ -44,11 +44,11 @@ class StepProfile:
     work: Nanoseconds
     step: int
     call: int
-    around: int
+    before: int
 
 
 def name_ops(lowering: Lowering) -> tuple[OpName, ...]:
-    """Return the names of a lowered plan's ops. One without a tensor or a store counts to the layer before it."""
+    """Return the names of a lowered plan's ops. One without tensor or store counts to the layer before it."""
     ffi, _ = library.load()
     kinds = ffi.typeof("enum hk_op_kind").elements
     weights, vectors = list(lowering.weights), list(lowering.vectors)
