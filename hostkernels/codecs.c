@@ -1,13 +1,15 @@
 /* codecs.c: how rows of K and V are kept.
  *
  *   f32, f16  as they are, f16 rounded to nearest even
- *   q8_0      per 32 values: f16 scale = max|x| / 127, then 32 signed bytes (GGML's Q8_0)
- *   tq4       the head is multiplied by a fixed vector of signs and by the orthonormal Walsh-Hadamard
- *             transform, which spreads outliers over all values; then per 32 values: f16 scale, 16 bytes
- *             of nibbles as in GGML's Q4_0, value = scale * (q - 8)
+ *   q8_0      rotated by blocks of 32; then per block: f16 scale = max|x| / 127, 32 signed bytes (the form of
+ *             GGML's Q8_0)
+ *   tq4       rotated over the whole head; then per 32 values: f16 scale, 16 bytes of nibbles (the form of
+ *             GGML's Q4_0), value = scale * (q - 8)
  *
- * The transform R is orthonormal, so q.k = (Rq).(Rk): attention stays in the rotated basis, with the
- * query rotated once and the output rotated back once per head.
+ * Rotating multiplies by a fixed vector of signs and by the orthonormal Walsh-Hadamard transform, which
+ * spreads outliers, of which keys have many, over all values. The rotation R is orthonormal, so
+ * q.k = (Rq).(Rk): attention stays in the rotated basis, with the query rotated once and the output
+ * rotated back once per head.
  */
 #include "internal.h"
 
@@ -53,19 +55,29 @@ static void apply_signs(float *x, int64_t size)
         x[i] *= sign_of(i);
 }
 
+/* Values that are rotated together; 0 where a codec does not rotate. */
+static int64_t rotated_size(int codec, int64_t head_size)
+{
+    return codec == HK_KV_TQ4 ? head_size : (codec == HK_KV_Q8_0 ? HK_BLOCK : 0);
+}
+
 void hk_codec_rotate(int codec, float *head, int64_t head_size)
 {
-    if (codec != HK_KV_TQ4)
+    const int64_t size = rotated_size(codec, head_size);
+    if (size == 0)
         return;
     apply_signs(head, head_size);
-    hadamard(head, head_size);
+    for (int64_t at = 0; at < head_size; at += size)
+        hadamard(head + at, size);
 }
 
 void hk_codec_unrotate(int codec, float *head, int64_t head_size)
 {
-    if (codec != HK_KV_TQ4)
+    const int64_t size = rotated_size(codec, head_size);
+    if (size == 0)
         return;
-    hadamard(head, head_size);
+    for (int64_t at = 0; at < head_size; at += size)
+        hadamard(head + at, size);
     apply_signs(head, head_size);
 }
 

@@ -62,8 +62,8 @@ enum hk_layout {
     HK_LAYOUTS = 9
 };
 
-/* K/V codecs. q8_0: 34 bytes per 32 values. tq4: signs, orthonormal Walsh-Hadamard transform over the
- * head, then 18 bytes per 32 values. */
+/* K/V codecs. q8_0 and tq4 keep a row rotated (signs, orthonormal Walsh-Hadamard transform), in 34 and 18 bytes
+ * per 32 values; see codecs.c. */
 enum hk_codec { HK_KV_F32 = 0, HK_KV_F16 = 1, HK_KV_Q8_0 = 2, HK_KV_TQ4 = 3 };
 
 int hk_abi_version(void);

@@ -238,7 +238,7 @@ void hk_matmul_avx512vnni(hk_kernels *kernels);
 
 /* ---- Codecs over rows in the codec's own basis -------------------------------------------------- */
 
-/* tq4 stores rotated rows; the others store rows as they are. Rotate is its own basis change, in
+/* q8_0 and tq4 store rotated rows; the others store rows as they are. Rotate changes to a codec's basis, in
  * place; unrotate undoes it. Both do nothing for the other codecs. */
 void hk_codec_rotate(int codec, float *head, int64_t head_size);
 void hk_codec_unrotate(int codec, float *head, int64_t head_size);

@@ -59,20 +59,31 @@ def test_every_half_is_read_exactly() -> None:
         np.testing.assert_array_equal(ours, part.view(np.float16).astype(np.float32))
 
 
+def _rotation(size: int, together: int) -> np.ndarray:
+    """The matrix of a codec's basis: signs, then orthonormal Walsh-Hadamard over `together` values each."""
+    mixed = np.arange(1, size + 1, dtype=np.uint64) * 0x9E3779B9 % 2**32
+    mixed = (mixed ^ mixed >> 16) * 0x85EBCA6B % 2**32
+    signs = np.where(mixed >> 31, -1.0, 1.0)
+    hadamard = np.array([[1.0]])
+    while len(hadamard) < together:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]]) / np.sqrt(2.0)
+    return np.kron(np.eye(size // together), hadamard) * signs
+
+
 @pytest.mark.parametrize("size", [32, 64, 96, 256])
-def test_q8_0_is_ggmls(size: int) -> None:
-    codec = KV_CODECS["q8_0"]
+def test_q8_0_is_ggmls_in_a_rotated_basis(size: int) -> None:
+    codec, rotation = KV_CODECS["q8_0"], _rotation(size, 32)
+    np.testing.assert_allclose(rotation @ rotation.T, np.eye(size), atol=1e-12)
     for row in [*_heads(20, size), np.zeros(size, np.float32)]:
         stored = encode(codec, row)
-        theirs = gguf.quantize(row[None], gguf.GGMLQuantizationType.Q8_0)[0]
-        scales = stored.reshape(-1, 34)[:, :2]
-        np.testing.assert_array_equal(scales, theirs.reshape(-1, 34)[:, :2])
+        rotated = (rotation @ row).astype(np.float32)
+        theirs = gguf.quantize(rotated[None], gguf.GGMLQuantizationType.Q8_0)[0].reshape(-1, 34)
+        scales, expected = (x[:, :2].copy().view(np.float16) for x in (stored.reshape(-1, 34), theirs))
+        np.testing.assert_allclose(scales, expected, rtol=1.1e-3)
         steps = stored.reshape(-1, 34)[:, 2:].view(np.int8).astype(int)
-        assert np.abs(steps - theirs.reshape(-1, 34)[:, 2:].view(np.int8)).max() <= 1
-        np.testing.assert_array_equal(
-            decode(codec, stored, size),
-            gguf.dequantize(stored[None], gguf.GGMLQuantizationType.Q8_0)[0],
-        )
+        assert np.abs(steps - theirs[:, 2:].view(np.int8)).max() <= 1
+        back = rotation.T @ gguf.dequantize(stored[None], gguf.GGMLQuantizationType.Q8_0)[0]
+        np.testing.assert_allclose(decode(codec, stored, size), back, atol=1e-5 * np.abs(row).max())
 
 
 @pytest.mark.parametrize("size", [32, 64, 128, 256])
