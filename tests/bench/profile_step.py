@@ -1,0 +1,119 @@
+"""Where the time of a decode step goes, as tables: between Python and the kernels, by kind of op, by layer.
+
+Usage: python tests/bench/profile_step.py MODEL.gguf [--streams N] [--prompt N] [--steps N] [--threads N]
+
+Streams are decoded together behind prompts of random tokens; figures are medians over the steps, in
+microseconds and as shares of the whole step. Of what happens on all threads at once, the mean over the
+threads is told: "waiting" is what a thread waits for the others at barriers, an op is its own work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from seat import Seat
+from tierd.backends import library
+from tierd.backends.profile import OpName, StepProfile
+
+Times = dict[str, float]
+
+
+def decode(seat: Seat, steps: int) -> tuple[list[StepProfile], list[Times]]:
+    """Take so many steps; return their profiles, and what Python does, in nanoseconds, in order."""
+    profiles, around = [], []
+    for _ in range(steps):
+        begun = time.perf_counter_ns()
+        step = seat.begin()
+        chosen = time.perf_counter_ns()
+        profile = seat.executor.profile(step.batch)
+        computed = time.perf_counter_ns()
+        seat.finish(step, profile.logits)
+        done = time.perf_counter_ns()
+        profiles.append(profile)
+        around.append({
+            "choose rows (Python)": chosen - begun,
+            "set the step up (Python)": profile.before,
+            "foreign call": profile.call - profile.step,
+            "start and join threads": profile.step - busy(profile),
+            "wait at barriers": float(profile.wait.sum(axis=1).mean()),
+            "ops": float(profile.work.sum(axis=1).mean()),
+            "take the result (Python)": computed - chosen - profile.before - profile.call,
+            "pick and book tokens (Python)": done - computed,
+        })  # fmt: skip
+    return profiles, around
+
+
+def busy(profile: StepProfile) -> float:
+    """Return the nanoseconds that a thread is inside the ops of a step, on average."""
+    return float((profile.wait + profile.work).sum(axis=1).mean())
+
+
+def by(key: Callable[[OpName], str], ops: Sequence[OpName], times: np.ndarray) -> Times:
+    """Add up times of ops, shape (ops,), that have a key in common."""
+    sums: Times = defaultdict(float)
+    for op, nanoseconds in zip(ops, times.tolist(), strict=True):
+        sums[key(op)] += nanoseconds
+    return dict(sums)
+
+
+def kind(op: OpName) -> str:
+    """Name an op by its kind, a matmul by its tensor's role too."""
+    if op.kind != "matmul" or op.tensor is None:
+        return op.kind
+    return f"matmul {op.tensor.removesuffix('.weight').split('.')[-1]}"
+
+
+def layer(op: OpName) -> str:
+    return "outside layers" if op.layer is None else f"layer {op.layer}"
+
+
+def show(title: str, steps: Sequence[Times], whole: float, *, largest_first: bool = False) -> None:
+    """Print the median of each entry over all steps, and its share of the whole, nanoseconds."""
+    medians = {name: float(np.median([step[name] for step in steps])) for name in steps[0]}
+    names = sorted(medians, key=lambda name: -medians[name]) if largest_first else list(medians)
+    print(f"\n{title:32}{'µs':>10}{'share':>8}")
+    for name in names:
+        print(f"{name:32}{medians[name] / 1000:10.1f}{medians[name] / whole:8.1%}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--streams", type=int, default=1, help="decoded together (1)")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens before the first step (128)")
+    parser.add_argument("--steps", type=int, default=64, help="steps that are timed (64)")
+    parser.add_argument("--threads", type=int, default=0, help="0: the usable cores")
+    options = parser.parse_args()
+
+    seat = Seat(options.model, threads=options.threads, context=0, streams=options.streams)
+    draw, vocabulary = random.Random(0), range(seat.executor.vocabulary)
+    seat.run_in([draw.choices(vocabulary, k=options.prompt) for _ in range(options.streams)], options.steps)
+    profiles, around = decode(seat, options.steps)
+    seat.close()
+
+    whole = float(np.median([sum(step.values()) for step in around]))
+    threads, ops = profiles[0].wait.shape
+    print(
+        f"{options.model.name}: streams {options.streams}, threads {threads}, level {library.level()}, "
+        f"ops {ops}\na step takes {whole / 1000:.1f} µs: {options.streams * 1e9 / whole:,.0f} tokens/s"
+    )
+    show("part of a step", around, whole)
+    work = [by(kind, step.ops, step.work.mean(axis=0)) for step in profiles]
+    show("ops by kind", work, whole, largest_first=True)
+    wait = [by(kind, step.ops, step.wait.mean(axis=0)) for step in profiles]
+    show("waiting before ops, by kind", wait, whole, largest_first=True)
+    layers = [by(layer, step.ops, (step.work + step.wait).mean(axis=0)) for step in profiles]
+    show("ops and waiting by layer", layers, whole)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
