@@ -19,7 +19,7 @@ def machine(tmp_path: Path) -> Machine:
     """Run the script on a machine that has only the named commands, as the named user id."""
 
     def run(
-        *commands: str, user: int = 1000, python: str = sys.executable
+        *commands: str, user: int = 1000, python: str = sys.executable, needs: tuple[str, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
         for command in commands:
             found = shutil.which(command)
@@ -29,7 +29,7 @@ def machine(tmp_path: Path) -> Machine:
         identity.write_text(f"#!/bin/sh\necho {user}\n")
         identity.chmod(0o755)
         return subprocess.run(
-            ["/bin/sh", str(SCRIPT), python],
+            ["/bin/sh", str(SCRIPT), python, *needs],
             env={**os.environ, "PATH": str(tmp_path)},
             capture_output=True,
             text=True,
@@ -50,6 +50,12 @@ def test_prints_the_command_for_who_may_not_install(machine: Machine) -> None:
     assert run.returncode == 1
     assert "sudo sh -c 'apt-get update && apt-get install --yes" in run.stderr
     assert "gcc libc6-dev'" in run.stderr
+
+
+def test_names_what_is_needed_besides(machine: Machine) -> None:
+    run = machine("sh", "gcc", "as", "ld", needs=("g++", "as"))
+    assert run.returncode == 1
+    assert "--no-install-recommends g++'" in run.stderr
 
 
 def test_installs_through_apt_as_root(machine: Machine, tmp_path: Path) -> None:
