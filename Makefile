@@ -3,10 +3,12 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-long test-lowest bench sanitize check clean
+.PHONY: help serve models test test-long test-lowest bench bench-table profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
+BENCH ?=
+PROFILE ?=
 
 VENV := .venv
 LOWEST := build/lowest
@@ -14,6 +16,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM2 := .models/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3 := .models/gemma-3-270m-q4_k_m.gguf
+# What tierd is measured against; built on this machine for this machine.
+RIVAL := .venv-bench
+LLAMA_CPP_PYTHON := llama-cpp-python==0.3.36
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/*)
 SANITIZED := build/sanitize/libhostkernels.so
 
@@ -28,6 +33,7 @@ models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
 test: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) sanitize ## run all tests
 	$(BIN)/python -m pytest
+	$(BIN)/python tests/other_levels.py
 
 test-long: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 1800
@@ -38,8 +44,15 @@ test-lowest: $(VENV)/.created $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --constraint $(LOWEST)/constraints.txt --editable '.[test]'
 	$(LOWEST)/bin/python -m pytest
 
-bench: $(VENV)/.serve $(SMOLLM2) ## time from `make serve` to the first token
+bench: $(VENV)/.serve $(SMOLLM2) $(GEMMA3) $(RIVAL)/.built ## time the first token, then tierd against llama.cpp (BENCH='--rounds 5 --files q4_1,gemma3')
 	$(BIN)/python tests/bench/first_token.py
+	$(BIN)/python tests/bench/throughput.py --llama-python $(RIVAL)/bin/python $(BENCH)
+
+bench-table: ## put the newest result of make bench into the README
+	$(PYTHON) tests/bench/tables.py
+
+profile: $(VENV)/.serve $(SMOLLM2) ## show where the time of a decode step goes (PROFILE='--streams 8')
+	$(BIN)/python tests/bench/profile_step.py $(SMOLLM2) $(PROFILE)
 
 sanitize: $(VENV)/.dev $(SANITIZED) ## run the kernel tests under ASan and UBSan
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
@@ -52,8 +65,8 @@ check: $(VENV)/.dev ## lint, types, floors
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-clean: ## remove the environment and builds, keep the models
-	rm -rf $(VENV) build
+clean: ## remove the environments and builds, keep the models
+	rm -rf $(VENV) $(RIVAL) build
 
 $(VENV)/.created:
 	@sh tools/debian_packages.sh $(PYTHON)
@@ -67,6 +80,12 @@ $(VENV)/.serve: $(VENV)/.created $(BUILD_INPUTS)
 $(VENV)/.dev: $(VENV)/.created $(BUILD_INPUTS)
 	$(PIP) install --editable '.[dev]'
 	@touch $(VENV)/.serve $@
+
+$(RIVAL)/.built:
+	@sh tools/debian_packages.sh $(PYTHON) g++
+	$(PYTHON) -m venv $(RIVAL)
+	CMAKE_ARGS="-DGGML_NATIVE=ON" $(RIVAL)/bin/python -m pip --disable-pip-version-check install --no-binary llama-cpp-python $(LLAMA_CPP_PYTHON)
+	@touch $@
 
 $(SMOLLM2): | $(VENV)/.created
 	@$(BIN)/python tools/fetch_model.py smollm2 .models
