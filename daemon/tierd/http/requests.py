@@ -17,6 +17,8 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
+# A count; more tokens than there are in any vocabulary or context is all of them.
+Count = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 Logprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
@@ -47,9 +49,9 @@ class Generation(msgspec.Struct, kw_only=True):
     temperature: Temperature | None = None
     top_p: Share | None = None
     min_p: Share | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    top_k: Count | None = None
     repeat_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
-    repeat_last_n: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    repeat_last_n: Count | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = None
@@ -57,6 +59,9 @@ class Generation(msgspec.Struct, kw_only=True):
     best_of: Positive | None = None
     ignore_eos: bool | None = None
 
+    add_special_tokens: Annotated[Any, off()] = None
+    allowed_token_ids: Annotated[Any, off([])] = None
+    bad_words: Annotated[Any, off([])] = None
     cfg_scale: Annotated[Any, off(1)] = None
     dry_multiplier: Annotated[Any, off(0)] = None
     dynatemp_range: Annotated[Any, off(0)] = None
@@ -65,6 +70,7 @@ class Generation(msgspec.Struct, kw_only=True):
     guided_grammar: Annotated[Any, off()] = None
     guided_json: Annotated[Any, off()] = None
     guided_regex: Annotated[Any, off()] = None
+    include_stop_str_in_output: Annotated[Any, off(False)] = None
     json_schema: Annotated[Any, off()] = None
     length_penalty: Annotated[Any, off(1)] = None
     lora: Annotated[Any, off([])] = None
@@ -72,12 +78,16 @@ class Generation(msgspec.Struct, kw_only=True):
     mirostat: Annotated[Any, off(0)] = None
     n_predict: Annotated[Any, off()] = None
     n_probs: Annotated[Any, off(0)] = None
+    prompt_logprobs: Annotated[Any, off()] = None
     repetition_penalty: Annotated[Any, off(1)] = None
     response_format: Annotated[Any, off({"type": "text"})] = None
     samplers: Annotated[Any, off()] = None
+    skip_special_tokens: Annotated[Any, off(True)] = None
     stop_token_ids: Annotated[Any, off([])] = None
     structured_outputs: Annotated[Any, off()] = None
+    tfs_z: Annotated[Any, off(1)] = None
     top_n_sigma: Annotated[Any, off(-1, 0)] = None
+    truncate_prompt_tokens: Annotated[Any, off()] = None
     typical_p: Annotated[Any, off(1)] = None
     use_beam_search: Annotated[Any, off(False)] = None
     xtc_probability: Annotated[Any, off(0)] = None
@@ -117,6 +127,7 @@ class ChatBody(Generation, kw_only=True):
     chat_template_kwargs: Annotated[Any, off({})] = None
     continue_final_message: Annotated[Any, off(False)] = None
     documents: Annotated[Any, off([])] = None
+    echo: Annotated[Any, off(False)] = None
     function_call: Annotated[Any, off("none")] = None
     functions: Annotated[Any, off([])] = None
     modalities: Annotated[Any, off(["text"])] = None
