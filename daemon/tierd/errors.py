@@ -9,8 +9,10 @@
     │   ├── InvalidRequestError  a field is wrong; names it
     │   │   └── ContextLengthExceededError
     │   ├── ModelNotFoundError
+    │   ├── UnauthorizedError    a key or token is missing or wrong
     │   └── UnavailableError     shutting down or not ready: try again later
-    └── ExecutorError            a backend failed while it ran a step
+    ├── ExecutorError            a backend failed while it ran a step
+    └── DaemonError              a daemon that a command asks is not there, or says no
 
 Messages are one line: what is wrong, where, and what to do. They are shown to people as they are.
 """
@@ -65,6 +67,12 @@ class ModelNotFoundError(RequestError):
     code = "model_not_found"
 
 
+class UnauthorizedError(RequestError):
+    """The request shows no key or token, or a wrong one."""
+
+    code = "invalid_api_key"
+
+
 class UnavailableError(RequestError):
     """The server is shutting down, or no model is ready."""
 
@@ -73,3 +81,7 @@ class UnavailableError(RequestError):
 
 class ExecutorError(TierdError):
     """A backend failed while it ran a step."""
+
+
+class DaemonError(TierdError):
+    """A command such as `tierd chat` cannot reach its daemon, or gets an error from it."""

@@ -6,43 +6,15 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 
-from live import Live, serve
-from tierd.errors import SettingsError
+from live import serve
 from tierd.http.fingerprint import system_fingerprint
-from tierd.http.server import listen, url
 from tierd.settings import ModelSettings
 from tiny import write_llama
-
-
-def test_a_port_in_use_is_one_line(live: Live) -> None:
-    address = live.url.removeprefix("http://")
-    with pytest.raises(SettingsError, match=f"server.listen: cannot listen on {address}: the port is in use"):
-        listen(address)
-
-
-@pytest.mark.parametrize("address", ["no-such-host.invalid:1", "203.0.113.7:0"])
-def test_an_address_of_nobody_is_one_line(address: str) -> None:
-    with pytest.raises(SettingsError, match=f"server.listen: cannot listen on {address}: ") as refused:
-        listen(address)
-    assert "\n" not in str(refused.value)
-
-
-def test_port_zero_takes_a_free_port() -> None:
-    with closing(listen("127.0.0.1:0")) as listener:
-        assert url(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
-        assert listener.getsockname()[1] > 0
-
-
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
-def test_an_ipv6_address_is_bracketed() -> None:
-    with closing(listen("[::1]:0")) as listener:
-        assert url(listener) == f"http://[::1]:{listener.getsockname()[1]}"
 
 
 def test_a_stopped_server_leaves_nothing_running(tiny_model: ModelSettings) -> None:

@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tierd.errors import ModelNotFoundError, RequestError, TierdError, UnavailableError
+from tierd.errors import ModelNotFoundError, RequestError, TierdError, UnauthorizedError, UnavailableError
 
 logger = logging.getLogger("tierd.http")
 
@@ -84,6 +84,8 @@ def _request_error(error: RequestError) -> Answer:
     status, kind, headers = 400, "invalid_request_error", {}
     if isinstance(error, ModelNotFoundError):
         status = 404
+    elif isinstance(error, UnauthorizedError):
+        status, headers = 401, {"www-authenticate": "Bearer"}
     elif isinstance(error, BodyTooLargeError):
         status = 413
     elif isinstance(error, UnavailableError):
