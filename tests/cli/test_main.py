@@ -29,11 +29,13 @@ def test_version_as_a_module() -> None:
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("serve", "models", "ctl"):
+    for command in ("serve", "chat", "models", "ctl"):
         assert f"  {command} " in shown
 
 
-@pytest.mark.parametrize("command", ["serve", "models", "ctl", "ctl status", "ctl slots", "ctl flush"])
+@pytest.mark.parametrize(
+    "command", ["serve", "chat", "models", "ctl", "ctl status", "ctl slots", "ctl flush"]
+)
 def test_every_option_is_explained(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert main([*command.split(), "--help"]) == 0
     shown = capsys.readouterr().out

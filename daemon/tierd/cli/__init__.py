@@ -7,13 +7,14 @@ Errors are one line on standard error.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tierd import __version__
+from tierd.cli.parameters import PARAMETERS
 from tierd.errors import ModelError, SettingsError, TierdError
 from tierd.settings import LOG_LEVELS, Settings, load_settings
 
@@ -59,8 +60,9 @@ def tierd() -> None:
     """Serve GGUF language models from one box over the OpenAI HTTP API.
 
     \b
-    Begin with a model file:
+    Begin with a model file, and talk to it from a second terminal:
       tierd serve --model SmolLM2-135M-Instruct.Q4_1.gguf
+      tierd chat
 
     \b
     Exit codes:
@@ -114,6 +116,50 @@ def _models(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
 
     reports = [describe(model) for model in settings.models]
     (print_json if as_json else print_table)(reports)
+
+
+def _answers(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for everything that may be set about answers."""
+    for name, parameter in reversed(list(PARAMETERS.items())):
+        flag = f"--{name.replace('_', '-')}"
+        command = click.option(flag, metavar="N", type=parameter.kind, help=parameter.help)(command)
+    return command
+
+
+@tierd.command("chat")
+@click.option(
+    "--url",
+    metavar="URL",
+    default="http://127.0.0.1:8080",
+    show_default=True,
+    envvar="TIERD_URL",
+    show_envvar=True,
+    help="Where the daemon is.",
+)
+@click.option("--model", metavar="ID", help="Which of its models to talk to; its default one if not given.")
+@click.option("--system", metavar="TEXT", default="", help="The system prompt.")
+@_answers
+def _chat(url: str, model: str | None, system: str, **parameters: float | None) -> None:
+    """Talk to a model of a running daemon.
+
+    Answers come as they are made; Ctrl-C stops one, Ctrl-D leaves, and /help lists what else there is. The
+    lines that you type are kept in $XDG_STATE_HOME/tierd/chat_history (~/.local/state where that is not set).
+
+    Without a terminal, every line of standard input is a question and standard output gets the answers alone;
+    the first error ends it with exit code 1.
+
+    \b
+    Examples:
+      tierd chat --model smol --temperature 0
+      tierd chat --url http://box:8080 --system 'Answer in one sentence.'
+      echo 'Name the capital of France.' | tierd chat
+    """
+    from tierd.cli.chat import chat
+    from tierd.cli.client import at_url
+    from tierd.cli.conversation import Conversation
+
+    given = {name: value for name, value in parameters.items() if value is not None}
+    chat(Conversation(at_url(url), model, system, given))
 
 
 @tierd.group("ctl")
