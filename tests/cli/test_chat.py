@@ -299,7 +299,7 @@ class TestTerminal:
         with terminal("chat", "--url", live.url, environment=colours) as person:
             person.until("\033[1;36m> \033[0m")
             person.type("/nothing\n")
-            person.until("\033[31mthere is no command /nothing; /help lists them\033[0m\n")
+            person.until("\033[31mthere is no command /nothing; /help lists them\033[0m")
             person.until("\033[1;36m> \033[0m")
             person.type("/quit\n")
             assert person.code() == 0
