@@ -324,3 +324,15 @@ def test_the_engine_keeps_nothing_of_a_step_that_failed() -> None:
         assert isinstance(harness.mail.terminal("a"), FailedEvent)
         harness.engine.submit(request("b", ALPHABET[:13], 4))
         assert harness.mail.terminal("b") == FinishedEvent(FinishReason.LENGTH, Usage(13, 4, 6))
+
+
+def test_a_flush_is_answered_when_the_engine_itself_fails() -> None:
+    with running(NULL) as harness:
+        with harness.mail._changed:  # holds the engine thread back at the end of its turn
+            before = harness.engine.snapshot
+            harness.engine.submit(request("refused", model="other"))
+            harness.snapshot_when(lambda snapshot: snapshot is not before)
+            harness.slots["null"].waiting = None  # type: ignore[assignment]
+            harness.engine.submit(request("a"))
+            freed = harness.engine.flush()
+        assert isinstance(freed.exception(PATIENCE), UnavailableError)
