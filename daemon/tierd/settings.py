@@ -84,9 +84,17 @@ def _checked(check: Check) -> Mapping[str, Check]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """`[server]`: the public listener."""
+    """`[server]`: the public listener, its readers and its end.
+
+    reader_backlog: pieces of text of one stream that its client has not taken; with so many it pauses.
+    reader_timeout_s: how long a stream pauses for its client before it is cancelled.
+    drain_s: how long running streams may take to finish once the server is told to end.
+    """
 
     listen: str = field(default="127.0.0.1:8080", metadata=_checked(_address))
+    reader_backlog: int = field(default=256, metadata=_checked(_within(1, 65536)))
+    reader_timeout_s: float = field(default=30.0, metadata=_checked(_within(0.01)))
+    drain_s: float = field(default=20.0, metadata=_checked(_within(0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +126,14 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """`[queue]`: how many requests of one model may wait, and for how long. timeout_s 0: as it takes."""
+
+    capacity: int = field(default=64, metadata=_checked(_within(0)))
+    timeout_s: float = field(default=30.0, metadata=_checked(_within(0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSettings:
     """`[limits]`: tokens a request may bring and ask for. 0: what the context allows."""
 
@@ -143,6 +159,7 @@ class ModelSettings:
 
     context: most positions of one stream; 0: the model's own, as far as memory allows.
     streams: most requests served at the same time; further ones wait.
+    weight: its share of a device's time, relative to other models that have work there.
     chat_template: a Jinja file used instead of the template in the model file.
     temperature to penalty_window: the sampling of a request that is silent about it; see
     `core.SamplingParams`.
@@ -153,6 +170,7 @@ class ModelSettings:
     default: bool = False
     context: int = field(default=0, metadata=_checked(_within(0)))
     streams: int = field(default=8, metadata=_checked(_within(1, 1024)))
+    weight: int = field(default=1, metadata=_checked(_within(1, 1000)))
     kv_dtype: str = field(default="f16", metadata=_checked(_one_of(*KV_DTYPES)))
     chat_template: Path | None = None
     temperature: float = field(default=1.0, metadata=_checked(_within(0, 100)))
@@ -173,6 +191,7 @@ class Settings:
     admin: AdminSettings = AdminSettings()
     log: LogSettings = LogSettings()
     engine: EngineSettings = EngineSettings()
+    queue: QueueSettings = QueueSettings()
     limits: LimitsSettings = LimitsSettings()
     kv: KVSettings = KVSettings()
     models: tuple[ModelSettings, ...] = ()
@@ -266,6 +285,7 @@ _Section = TypeVar(
     AdminSettings,
     LogSettings,
     EngineSettings,
+    QueueSettings,
     LimitsSettings,
     KVSettings,
     ModelSettings,

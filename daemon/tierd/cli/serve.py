@@ -45,6 +45,7 @@ def run(settings: Settings) -> None:
             mailboxes.deliver,
             open_slot=partial(open_slot, settings=settings, backend=backend),
             metrics=metrics,
+            settings=settings,
         )
         engine.start()
         try:
@@ -120,9 +121,11 @@ class Start:
                 if future.done():
                     future.result()
         except TierdError as error:
-            if not server.should_exit:  # else it was told to stop before the models were there
+            if not server.ending:  # else it was told to stop before the models were there
                 self._failure = error
                 server.stop()
+            return
+        if server.ending:
             return
         self._doors.announce()
         models = ", ".join(model.id for model in self._models)

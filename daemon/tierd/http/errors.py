@@ -25,7 +25,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tierd.errors import ModelNotFoundError, RequestError, TierdError, UnauthorizedError, UnavailableError
+from tierd.errors import (
+    BusyError,
+    ModelNotFoundError,
+    RequestError,
+    SlowReaderError,
+    TierdError,
+    UnauthorizedError,
+    UnavailableError,
+)
 
 logger = logging.getLogger("tierd.http")
 
@@ -88,6 +96,10 @@ def _request_error(error: RequestError) -> Answer:
         status, headers = 401, {"www-authenticate": "Bearer"}
     elif isinstance(error, BodyTooLargeError):
         status = 413
+    elif isinstance(error, SlowReaderError):
+        status = 408
+    elif isinstance(error, BusyError):
+        status, kind, headers = 429, "rate_limit_error", {"retry-after": str(error.retry_after)}
     elif isinstance(error, UnavailableError):
         status, kind, headers = 503, "server_error", {"retry-after": str(RETRY_AFTER_S)}
     return _answer(status, str(error), kind, error.param, error.code, headers)

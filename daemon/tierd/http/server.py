@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import socket
 import threading
@@ -18,21 +20,26 @@ from tierd.engine import Engine
 from tierd.http.app import create_app
 from tierd.http.listeners import url
 from tierd.http.mailboxes import Mailboxes
+from tierd.http.protocol import Protocol
 from tierd.metrics import Metrics
-from tierd.settings import Settings
+from tierd.settings import ServerSettings, Settings
+
+log = logging.getLogger(__name__)
 
 # An idle connection stays open longer than clients and proxies keep theirs, so that they close it.
 KEEP_ALIVE_S = 75
-# How long answers may take to reach slow clients, and the engine to finish its last step.
-DRAIN_S = 5
+# How long last events may take to reach slow clients, and the engine to finish its last step.
+FLUSH_S = 5
 STOP_S = 10.0
+EXIT_AT_ONCE = 1
+USUAL_LIMITS = ServerSettings()
 
 
 def _config(app: ASGIApp, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan=lifespan,
         interface="asgi3",
@@ -42,7 +49,7 @@ def _config(app: ASGIApp, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_graceful_shutdown=FLUSH_S,
     )
 
 
@@ -66,9 +73,12 @@ class AdminServer(uvicorn.Server):
 class Server(uvicorn.Server):
     """Serves an application on a socket; stops its engine when it is told to end.
 
-    A first SIGTERM or SIGINT, or `stop`, ends it in order: no more connections, the engine stops, so
-    every stream gets its last event, then the admin servers end, then the loop. A second signal does
-    not wait for clients.
+    A first SIGTERM or SIGINT, or `drain`, ends it in order: what comes or waits is answered with 503, what
+    runs may finish within `limits.drain_s`. Then, or at once with `stop`, it takes no more connections, the
+    engine stops, so that every stream gets its last event, the admin servers end, and the loop. A second
+    signal ends the process where it stands, with exit code 1.
+
+    ending: it was told to end.
     """
 
     def __init__(
@@ -78,24 +88,51 @@ class Server(uvicorn.Server):
         listener: socket.socket,
         on_listening: Callable[[Server, str], None],
         admin: Sequence[AdminServer] = (),
+        limits: ServerSettings = USUAL_LIMITS,
     ) -> None:
         super().__init__(_config(app, lifespan="on"))
         self.engine = engine
         self.listener = listener
         self.on_listening = on_listening
         self.admin = admin
+        self.drain_s = limits.drain_s
+        self.ending = False
         self._admin_tasks: list[asyncio.Task[None]] = []
+        self._drain_task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signalled = False
 
     def serve_until_stopped(self) -> None:
         """Serve; returns when all is over."""
         self.run(sockets=[self.listener])
 
     def stop(self) -> None:
-        """End soon. May be called from any thread."""
-        self.should_exit = True
+        """End now, what runs included. May be called from any thread."""
+        self.ending = self.should_exit = True
+
+    def drain(self) -> None:
+        """End once what runs has finished. May be called from any thread."""
+        self.ending = True
+        if self._loop is None:  # nothing runs yet
+            self.stop()
+        else:
+            self._loop.call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_drain(self) -> None:
+        if self._drain_task is None:
+            self._drain_task = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        log.info("ending; what runs may take %g s to finish; a second signal ends at once", self.drain_s)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(self.engine.drain()), self.drain_s)
+        except TimeoutError:
+            log.warning("ending what runs still after %g s", self.drain_s)
+        self.stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept, then say where."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._admin_tasks = [asyncio.create_task(server.serve_until_stopped()) for server in self.admin]
         self.on_listening(self, url(self.listener))
@@ -124,8 +161,10 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal: the first ends in order, a second at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        if self._signalled:
+            os._exit(EXIT_AT_ONCE)
+        self._signalled = True
+        self.drain()
 
 
 def serve(
@@ -143,4 +182,4 @@ def serve(
     its URL once connections are accepted. admin: served beside it, and a little longer.
     """
     app = create_app(engine, mailboxes, metrics, settings)
-    Server(app, engine, listener, on_listening, admin).serve_until_stopped()
+    Server(app, engine, listener, on_listening, admin, settings.server).serve_until_stopped()
