@@ -86,12 +86,15 @@ def _checked(check: Check) -> Mapping[str, Check]:
 class ServerSettings:
     """`[server]`: the public listener, its readers and its end.
 
+    connections: most of them at the same time. request_timeout_s: a request must arrive within it.
     reader_backlog: pieces of text of one stream that its client has not taken; with so many it pauses.
     reader_timeout_s: how long a stream pauses for its client before it is cancelled.
     drain_s: how long running streams may take to finish once the server is told to end.
     """
 
     listen: str = field(default="127.0.0.1:8080", metadata=_checked(_address))
+    connections: int = field(default=512, metadata=_checked(_within(1, 65536)))
+    request_timeout_s: float = field(default=60.0, metadata=_checked(_within(0.1, 3600)))
     reader_backlog: int = field(default=256, metadata=_checked(_within(1, 65536)))
     reader_timeout_s: float = field(default=30.0, metadata=_checked(_within(0.01)))
     drain_s: float = field(default=20.0, metadata=_checked(_within(0)))

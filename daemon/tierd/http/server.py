@@ -20,7 +20,7 @@ from tierd.engine import Engine
 from tierd.http.app import create_app
 from tierd.http.listeners import url
 from tierd.http.mailboxes import Mailboxes
-from tierd.http.protocol import Protocol
+from tierd.http.protocol import protocol
 from tierd.metrics import Metrics
 from tierd.settings import ServerSettings, Settings
 
@@ -35,11 +35,13 @@ EXIT_AT_ONCE = 1
 USUAL_LIMITS = ServerSettings()
 
 
-def _config(app: ASGIApp, *, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+def _config(
+    app: ASGIApp, *, lifespan: Literal["on", "off"], limits: ServerSettings = USUAL_LIMITS
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=Protocol,
+        http=protocol(limits),
         ws="none",
         lifespan=lifespan,
         interface="asgi3",
@@ -90,7 +92,7 @@ class Server(uvicorn.Server):
         admin: Sequence[AdminServer] = (),
         limits: ServerSettings = USUAL_LIMITS,
     ) -> None:
-        super().__init__(_config(app, lifespan="on"))
+        super().__init__(_config(app, lifespan="on", limits=limits))
         self.engine = engine
         self.listener = listener
         self.on_listening = on_listening
