@@ -103,6 +103,7 @@ def test_status_counts_streams_and_pages_while_they_run(held: Administered) -> N
     request = {"model": "two", "prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True}
     connections = [held.live.send("/v1/completions", request) for _ in range(3)]
     try:
+        wait_until(lambda: (s := status_of(held, "two"))["running"] + s["waiting"] == 3)
         held.gate.step(3)  # streams are admitted between steps
         wait_until(lambda: (s := status_of(held, "two"))["running"] == 2 and s["waiting"] == 1)
         pages = status_of(held, "two")["pages"]

@@ -47,7 +47,10 @@ def check(request: Request, slot: Slot) -> None:
 
 
 def ready(slot: Slot) -> int:
-    """Return how many of those who wait can run with the slot's next step. Pure."""
+    """Return how many of those who wait can run with the slot's next step. Pure.
+
+    At least: pages that a prompt shares with a running stream are counted as if it needed them.
+    """
     pages, places = 0, slot.settings.streams - len(slot.running)
     for count, sequence in enumerate(islice(slot.waiting, places)):
         pages += slot.pages_needed(sequence.request)
