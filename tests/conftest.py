@@ -12,6 +12,13 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let servers put their admin sockets into a folder of the tests, not into the user's or the system's."""
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("run"))
+    os.environ.pop("RUNTIME_DIRECTORY", None)
+
+
 def _model(name: str) -> Path:
     path = Path(os.environ.get("TIERD_TEST_MODELS", REPOSITORY / ".models")) / name
     if not path.is_file():

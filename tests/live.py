@@ -18,10 +18,10 @@ from tierd.backends.null import NullBackend
 from tierd.backends.protocol import Backend
 from tierd.core import Batch
 from tierd.engine import Engine
-from tierd.http import Mailboxes, create_app
-from tierd.http.server import Server, listen
+from tierd.http import AdminServer, Mailboxes, Server, create_admin_app, create_app
+from tierd.http.listeners import listen
 from tierd.metrics import Metrics
-from tierd.settings import LimitsSettings, ModelSettings, Settings
+from tierd.settings import ModelSettings, Settings
 from tierd.slot import open_slot
 
 LONG_WAIT_S = 20
@@ -67,15 +67,24 @@ class Live:
 
 @contextmanager
 def serve(
-    models: Sequence[ModelSettings], *, backend: Backend | None = None, limits: LimitsSettings | None = None
+    models: Sequence[ModelSettings],
+    *,
+    backend: Backend | None = None,
+    admin: Sequence[tuple[socket.socket, str | None]] = (),
+    **sections: Any,
 ) -> Iterator[Live]:
-    settings = Settings(models=tuple(models), limits=limits or LimitsSettings())
+    """Run a server. admin: listeners of the admin API, each with its token, None for none.
+
+    sections: of the settings, other than models and admin.
+    """
+    settings = Settings(models=tuple(models), **sections)
     mailboxes = Mailboxes()
     metrics = Metrics("test")
     engine = Engine(
         mailboxes.deliver,
         open_slot=partial(open_slot, settings=settings, backend=backend or NullBackend()),
         metrics=metrics,
+        settings=settings,
     )
     engine.start()
     for model in models:
@@ -83,13 +92,14 @@ def serve(
     listening: list[str] = []
     begun = threading.Event()
 
-    def on_listening(url: str) -> None:
+    def on_listening(server: Server, url: str) -> None:
         listening.append(url)
         begun.set()
 
     with closing(listen("127.0.0.1:0")) as listener:
         app = create_app(engine, mailboxes, metrics, settings)
-        server = Server(app, engine, listener, on_listening)
+        beside = [AdminServer(create_admin_app(engine, settings, token), door) for door, token in admin]
+        server = Server(app, engine, listener, on_listening, beside, settings.server)
         thread = threading.Thread(target=server.serve_until_stopped)
         thread.start()
         try:

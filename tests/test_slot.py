@@ -51,7 +51,7 @@ def test_the_context_shrinks_to_what_memory_allows_and_says_so(
     slot = opened(tiny, memory_mb=1)
     pages = MIB // PAGE_BYTES
     assert (slot.context, slot.pool.total) == (pages * 4, pages)
-    assert f"context={pages * 4} of the model's 8192 (K/V memory allows no more)" in caplog.text
+    assert f"context {pages * 4} of the model's 8192 (K/V memory allows no more), 8 streams" in caplog.text
     slot.close()
 
 
@@ -91,3 +91,15 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF and then nothing")
     with pytest.raises(ModelFileError, match=r"^tiny: .*bad\.gguf"):
         opened(path)
+
+
+def test_a_lack_of_memory_is_one_line(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(NullBackend, "compile", compile)
+    with pytest.raises(ModelError) as refused:
+        opened(tiny)
+    assert str(refused.value) == (
+        f"tiny: there is not the memory to load {tiny}; serve fewer models or smaller ones"
+    )

@@ -104,6 +104,11 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class StartedEvent:
+    """The request has left the queue: its first rows are being fed. At most one, before any other event."""
+
+
+@dataclass(frozen=True, slots=True)
 class TextEvent:
     """New text of a stream; never half a character, never part of a stop string.
 
@@ -131,7 +136,7 @@ class FailedEvent:
 
 
 TerminalEvent = FinishedEvent | FailedEvent
-Event = TextEvent | TerminalEvent
+Event = StartedEvent | TextEvent | TerminalEvent
 
 
 class TextStream(Protocol):
@@ -161,6 +166,8 @@ class Sequence:
     pages: page ids in order; page i holds positions [i * page_positions, (i + 1) * page_positions).
     history: `tokens` as penalties read them; the sampler brings it up to date when it needs it.
     logprobs: of sampled tokens that are not told yet, because their text is held back. told: how many are.
+    submitted: when the request was asked for, monotonic seconds.
+    paused: it gets no rows, because its reader does not keep up.
     """
 
     request: Request
@@ -172,6 +179,8 @@ class Sequence:
     history: array[int] = field(default_factory=lambda: array("i"))
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     told: int = 0
+    submitted: float = 0.0
+    paused: bool = False
 
     @property
     def generated(self) -> int:

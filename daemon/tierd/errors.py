@@ -9,8 +9,14 @@
     │   ├── InvalidRequestError  a field is wrong; names it
     │   │   └── ContextLengthExceededError
     │   ├── ModelNotFoundError
+    │   ├── UnauthorizedError    a key or token is missing or wrong
+    │   ├── BusyError            too many requests wait: try again in a while that it names
+    │   │   ├── QueueFullError
+    │   │   └── QueueTimeoutError
+    │   ├── SlowReaderError      the client did not take what it asked for
     │   └── UnavailableError     shutting down or not ready: try again later
-    └── ExecutorError            a backend failed while it ran a step
+    ├── ExecutorError            a backend failed while it ran a step
+    └── DaemonError              a daemon that a command asks is not there, or says no
 
 Messages are one line: what is wrong, where, and what to do. They are shown to people as they are.
 """
@@ -65,6 +71,39 @@ class ModelNotFoundError(RequestError):
     code = "model_not_found"
 
 
+class UnauthorizedError(RequestError):
+    """The request shows no key or token, or a wrong one."""
+
+    code = "invalid_api_key"
+
+
+class BusyError(RequestError):
+    """More is asked of a model than it can serve now."""
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        """`retry_after` is the number of seconds after which another try may do better."""
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFullError(BusyError):
+    """The queue holds as many requests as it may."""
+
+    code = "queue_full"
+
+
+class QueueTimeoutError(BusyError):
+    """The request has waited as long as it may."""
+
+    code = "queue_timeout"
+
+
+class SlowReaderError(RequestError):
+    """The client has not read its stream for too long."""
+
+    code = "slow_reader"
+
+
 class UnavailableError(RequestError):
     """The server is shutting down, or no model is ready."""
 
@@ -73,3 +112,7 @@ class UnavailableError(RequestError):
 
 class ExecutorError(TierdError):
     """A backend failed while it ran a step."""
+
+
+class DaemonError(TierdError):
+    """A command such as `tierd chat` cannot reach its daemon, or gets an error from it."""

@@ -12,7 +12,12 @@ MODEL = ("model",)
 
 
 class Metrics:
-    """One registry and its metrics; the engine thread feeds them. outcome: a FinishReason, or "failed"."""
+    """One registry and its metrics; the engine thread feeds them.
+
+    outcome: how a request ended: "stop", "length", "cancelled" (its client went away, or the server chose
+    to), "queue_full" and "queue_timeout" (429), "slow_reader", "unavailable" (the server ends), "refused"
+    (it could not be served as asked), "failed" (a fault).
+    """
 
     def __init__(self, version: str) -> None:
         registry = self.registry = CollectorRegistry()
@@ -40,6 +45,13 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
+        self.queue_wait = Histogram(
+            "tierd_queue_wait_seconds",
+            "From a request's submission to its first rows, or to its end where it had none.",
+            MODEL,
+            buckets=SECONDS,
+            registry=registry,
+        )
         self.request_duration = Histogram(
             "tierd_request_duration_seconds",
             "From a request's submission to its end.",
@@ -58,6 +70,15 @@ class Metrics:
             "tierd_step_rows", "Token rows of one pass.", MODEL, buckets=ROWS, registry=registry
         )
         self.running = Gauge("tierd_requests_running", "Requests being served.", MODEL, registry=registry)
+        self.paused = Gauge(
+            "tierd_streams_paused",
+            "Requests being served whose clients do not keep up.",
+            MODEL,
+            registry=registry,
+        )
+        self.pauses = Counter(
+            "tierd_stream_pauses", "Times a stream was paused for its client.", MODEL, registry=registry
+        )
         self.waiting = Gauge("tierd_requests_waiting", "Requests in the queue.", MODEL, registry=registry)
         self.prefix_queries = Counter(
             "tierd_prefix_cache_queries",

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from tierd.errors import SettingsError
 
 KV_DTYPES = ("f32", "f16", "q8_0", "tq4")
+LOG_LEVELS = ("info", "warning", "error")
 
 # A check answers what is wrong with a value, in words that follow "must", or "" when it is fine.
 Check = Callable[[Any], str]
@@ -43,6 +44,16 @@ def _address(value: str) -> str:
     except ValueError:
         return 'be HOST:PORT, such as "127.0.0.1:8080" or "[::1]:8080"'
     return ""
+
+
+def _optional_address(value: str) -> str:
+    return _address(value) if value else ""
+
+
+def _socket(value: str) -> str:
+    if value in ("auto", "off") or value.startswith("/"):
+        return ""
+    return 'be "auto", "off" or a path that begins with /'
 
 
 def _model_id(value: str) -> str:
@@ -73,9 +84,40 @@ def _checked(check: Check) -> Mapping[str, Check]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """`[server]`: the public listener."""
+    """`[server]`: the public listener, its readers and its end.
+
+    connections: most of them at the same time. request_timeout_s: a request must arrive within it.
+    reader_backlog: pieces of text of one stream that its client has not taken; with so many it pauses.
+    reader_timeout_s: how long a stream pauses for its client before it is cancelled.
+    drain_s: how long running streams may take to finish once the server is told to end.
+    """
 
     listen: str = field(default="127.0.0.1:8080", metadata=_checked(_address))
+    connections: int = field(default=512, metadata=_checked(_within(1, 65536)))
+    request_timeout_s: float = field(default=60.0, metadata=_checked(_within(0.1, 3600)))
+    reader_backlog: int = field(default=256, metadata=_checked(_within(1, 65536)))
+    reader_timeout_s: float = field(default=30.0, metadata=_checked(_within(0.01)))
+    drain_s: float = field(default=20.0, metadata=_checked(_within(0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminSettings:
+    """`[admin]`: the listeners of the admin API, never the public one.
+
+    socket: path of a Unix socket, "off", or "auto" for the first of `admin_sockets`.
+    listen: a TCP address beside it, "" for none; whoever calls there shows the token of token_file.
+    """
+
+    socket: str = field(default="auto", metadata=_checked(_socket))
+    listen: str = field(default="", metadata=_checked(_optional_address))
+    token_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """`[log]`: what is written to standard error."""
+
+    level: str = field(default="info", metadata=_checked(_one_of(*LOG_LEVELS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +126,14 @@ class EngineSettings:
 
     threads: int = field(default=0, metadata=_checked(_within(0, 1024)))
     chunk_rows: int = field(default=256, metadata=_checked(_within(1, 65536)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """`[queue]`: how many requests of one model may wait, and for how long. timeout_s 0: as it takes."""
+
+    capacity: int = field(default=64, metadata=_checked(_within(0)))
+    timeout_s: float = field(default=30.0, metadata=_checked(_within(0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +162,7 @@ class ModelSettings:
 
     context: most positions of one stream; 0: the model's own, as far as memory allows.
     streams: most requests served at the same time; further ones wait.
+    weight: its share of a device's time, relative to other models that have work there.
     chat_template: a Jinja file used instead of the template in the model file.
     temperature to penalty_window: the sampling of a request that is silent about it; see
     `core.SamplingParams`.
@@ -122,6 +173,7 @@ class ModelSettings:
     default: bool = False
     context: int = field(default=0, metadata=_checked(_within(0)))
     streams: int = field(default=8, metadata=_checked(_within(1, 1024)))
+    weight: int = field(default=1, metadata=_checked(_within(1, 1000)))
     kv_dtype: str = field(default="f16", metadata=_checked(_one_of(*KV_DTYPES)))
     chat_template: Path | None = None
     temperature: float = field(default=1.0, metadata=_checked(_within(0, 100)))
@@ -139,7 +191,10 @@ class Settings:
     """All settings. `models` is in the order of the file; when it is not empty, one is the default."""
 
     server: ServerSettings = ServerSettings()
+    admin: AdminSettings = AdminSettings()
+    log: LogSettings = LogSettings()
     engine: EngineSettings = EngineSettings()
+    queue: QueueSettings = QueueSettings()
     limits: LimitsSettings = LimitsSettings()
     kv: KVSettings = KVSettings()
     models: tuple[ModelSettings, ...] = ()
@@ -151,7 +206,23 @@ def models_directory() -> Path:
     return Path(data_home) / "tierd" / "models"
 
 
-def load_settings(path: Path | None, *, models: Sequence[Path] = (), listen: str | None = None) -> Settings:
+def admin_sockets() -> list[Path]:
+    """Return where the admin socket may be when the settings do not say; the server takes the first.
+
+    In the folder that systemd made for the service, in the user's own, in the system's.
+    """
+    made, own = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0], os.environ.get("XDG_RUNTIME_DIR")
+    folders = [*([Path(made)] if made else []), *([Path(own, "tierd")] if own else []), Path("/run/tierd")]
+    return [folder / "admin.sock" for folder in folders]
+
+
+def load_settings(
+    path: Path | None,
+    *,
+    models: Sequence[Path] = (),
+    listen: str | None = None,
+    log_level: str | None = None,
+) -> Settings:
     """Read the settings file, if there is one, and let the command line have the last word.
 
     `models` are model files served under their stems, beside those of the file. Raises SettingsError.
@@ -161,7 +232,13 @@ def load_settings(path: Path | None, *, models: Sequence[Path] = (), listen: str
         complaint = _address(listen)
         if complaint:
             raise SettingsError(f"--listen {listen!r} must {complaint}")
-        settings = dataclasses.replace(settings, server=ServerSettings(listen=listen))
+        settings = dataclasses.replace(settings, server=dataclasses.replace(settings.server, listen=listen))
+    if log_level is not None:
+        settings = dataclasses.replace(settings, log=LogSettings(level=log_level))
+    if settings.admin.listen and settings.admin.token_file is None:
+        raise SettingsError(
+            f"{path}: admin.listen needs admin.token_file, a file with the token that callers must show"
+        )
     named = tuple(_model_from_flag(model) for model in models)
     where = str(path) if path else "--model"
     return dataclasses.replace(settings, models=_settle_models(where, settings.models + named))
@@ -205,7 +282,17 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
 
 
-_Section = TypeVar("_Section", ServerSettings, EngineSettings, LimitsSettings, KVSettings, ModelSettings)
+_Section = TypeVar(
+    "_Section",
+    ServerSettings,
+    AdminSettings,
+    LogSettings,
+    EngineSettings,
+    QueueSettings,
+    LimitsSettings,
+    KVSettings,
+    ModelSettings,
+)
 
 
 def _parse(file: Path, document: Mapping[str, Any]) -> Settings:
@@ -263,7 +350,7 @@ def _convert(file: Path, key: str, wanted: Any, value: Any) -> Any:
         return value
     if wanted in (Path, Path | None) and isinstance(value, str):
         if value:
-            return _locate(file, value)
+            return _locate(file, value) if key.startswith("models[") else _beside(file, value)
         if wanted is not Path:
             return None
     raise SettingsError(f"{file}: {key} must be {_WORDS.get(wanted, 'a path in quotes')}, not {value!r}")
@@ -277,12 +364,15 @@ _WORDS: Mapping[Any, str] = {
 }
 
 
+def _beside(file: Path, text: str) -> Path:
+    return file.parent / Path(text).expanduser()
+
+
 def _locate(file: Path, text: str) -> Path:
     """Look a relative path up beside the settings file, then in the models directory.
 
     What is found nowhere stays beside the settings file: whoever opens it reports that.
     """
-    path = Path(text).expanduser()
-    beside = file.parent / path
-    elsewhere = models_directory() / path
+    beside = _beside(file, text)
+    elsewhere = models_directory() / Path(text).expanduser()
     return elsewhere if elsewhere.exists() and not beside.exists() else beside

@@ -12,7 +12,7 @@ from tierd.backends.protocol import Backend, Executor
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
 from tierd.core import Batch, Request, Sequence
-from tierd.errors import ModelError, SettingsError
+from tierd.errors import ModelError, ModelFileError, SettingsError
 from tierd.kv.pool import PagePool
 from tierd.kv.prefix import PrefixCache
 from tierd.kv.sizing import available_memory, memory_budget, pages_for, size_cache
@@ -94,11 +94,23 @@ def open_slot(model: ModelSettings, settings: Settings, backend: Backend) -> Slo
             file = undo.enter_context(GGUFFile.open(model.path))
             slot = _build(model, settings, backend, file)
             undo.pop_all()
+    except ModelFileError as error:
+        raise ModelFileError(f"{model.id}: {error}; fetch or convert the file again") from error
     except (ModelError, SettingsError) as error:
         raise type(error)(f"{model.id}: {error}") from error
+    except MemoryError as error:
+        raise ModelError(
+            f"{model.id}: there is not the memory to load {model.path}; serve fewer models or smaller ones"
+        ) from error
+    pages, positions = slot.pool.total, slot.executor.page_positions
     log.info(
-        "model=%s architecture=%s device=%s opened in %.2f s",
-        model.id, slot.plan.architecture, slot.executor.name, time.monotonic() - started,
+        "model=%s loaded in %.2f s: %s on %s, context %d%s, %d streams, "
+        "K/V %s in %d pages of %d positions (%.0f MiB)",
+        model.id, time.monotonic() - started, slot.plan.architecture, slot.executor.name, slot.context,
+        "" if model.context or slot.context == slot.plan.context
+        else f" of the model's {slot.plan.context} (K/V memory allows no more)",
+        model.streams, model.kv_dtype, pages, positions,
+        pages * backend.page_bytes(slot.plan, KV_CODECS[model.kv_dtype]) / (1 << 20),
     )  # fmt: skip
     return slot
 
@@ -110,21 +122,14 @@ def _build(model: ModelSettings, settings: Settings, backend: Backend, file: GGU
     tokenizer = build_tokenizer(file)
     renderer = build_renderer(file, tokenizer, read_template(model))
     codec = KV_CODECS[model.kv_dtype]
-    page_bytes = backend.page_bytes(plan, codec)
     size = size_cache(
         trained=plan.context,
         asked=model.context,
         streams=model.streams,
         page_positions=backend.page_positions,
-        page_bytes=page_bytes,
+        page_bytes=backend.page_bytes(plan, codec),
         budget=memory_budget(settings.kv.memory_mb, max(1, len(settings.models))),
     )
-    log.info(
-        "model=%s context=%d of the model's %d%s, kv=%s, %d pages of %d positions, %.1f MiB, for %d streams",
-        model.id, size.context, plan.context,
-        "" if model.context or size.context == plan.context else " (K/V memory allows no more)",
-        codec.name, size.pages, backend.page_positions, size.pages * page_bytes / (1 << 20), model.streams,
-    )  # fmt: skip
     return Slot(
         settings=model,
         limits=settings.limits,

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 
 import tierd
 from tierd.cli import main
-from tiny import write_llama
 
 
 def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
@@ -31,8 +29,22 @@ def test_version_as_a_module() -> None:
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert "serve" in shown
-    assert "models" in shown
+    for command in ("serve", "chat", "models", "ctl"):
+        assert f"  {command} " in shown
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "chat", "models", "ctl", "ctl status", "ctl slots", "ctl flush"]
+)
+def test_every_option_is_explained(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: tierd {command} [OPTIONS]")
+    options = [
+        line.split("  ") for line in shown.partition("Options:\n")[2].splitlines() if "  -" in line[:4]
+    ]
+    assert options
+    assert max(len(line) for line in shown.splitlines()) <= 80
 
 
 @pytest.mark.parametrize(
@@ -61,40 +73,3 @@ def test_settings_file_comes_from_the_environment(
     assert fails(capsys, 2, "models") == (
         f"{file}: there is no [[models]] table; add one, or give --model FILE.gguf"
     )
-
-
-def exit_of_serve(*arguments: str) -> tuple[int, str]:
-    """Run `tierd serve` to its end, in a process of its own; return its exit code and its last line."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tierd", "serve", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "Traceback" not in run.stderr
-    return run.returncode, run.stderr.splitlines()[-1]
-
-
-def test_a_model_that_cannot_be_loaded_exits_with_4(tmp_path: Path) -> None:
-    missing = tmp_path / "missing.gguf"
-    code, line = exit_of_serve("--model", str(missing), "--listen", "127.0.0.1:0")
-    assert (code, line) == (4, f"tierd: missing: {missing} cannot be opened: No such file or directory")
-
-
-def test_an_address_in_use_exits_with_2(tmp_path: Path) -> None:
-    model = write_llama(tmp_path / "tiny.gguf")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        code, line = exit_of_serve("--model", str(model), "--listen", address)
-    assert code == 2
-    assert line.startswith(f"tierd: server.listen: cannot listen on {address}: the port is in use")
-
-
-def test_a_template_that_is_missing_exits_with_2(tmp_path: Path) -> None:
-    write_llama(tmp_path / "tiny.gguf")
-    config = tmp_path / "tierd.toml"
-    config.write_text("[[models]]\nid = 'tiny'\npath = 'tiny.gguf'\nchat_template = 'missing.jinja'\n")
-    code, line = exit_of_serve("--config", str(config), "--listen", "127.0.0.1:0")
-    assert code == 2
-    assert "cannot read chat_template" in line

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.null_slot import null_slot
-from tierd.core import Batch, Event, TerminalEvent, TextEvent
+from tierd.core import Batch, Event, StartedEvent, TerminalEvent, TextEvent
 from tierd.engine import Engine, Snapshot
 from tierd.metrics import Metrics
-from tierd.settings import ModelSettings
+from tierd.settings import ModelSettings, Settings
 from tierd.slot import Slot
 
 PATIENCE = 10.0
@@ -36,8 +36,14 @@ class Mail:
             self._changed.notify_all()
 
     def events(self, request_id: str) -> list[Event]:
+        """Return what a request's text and end are made of."""
         with self._changed:
-            return [event for call in self.calls for name, event in call if name == request_id]
+            pairs = [pair for call in self.calls for pair in call]
+        return [event for name, event in pairs if name == request_id and not isinstance(event, StartedEvent)]
+
+    def started(self, request_id: str) -> bool:
+        with self._changed:
+            return any((request_id, StartedEvent()) in call for call in self.calls)
 
     def terminals(self) -> dict[str, list[TerminalEvent]]:
         found: dict[str, list[TerminalEvent]] = defaultdict(list)
@@ -81,9 +87,9 @@ class Gate:
 
 
 def model(
-    id: str, *, path: Path = Path("null.gguf"), streams: int = 8, default: bool = False
+    id: str, *, path: Path = Path("null.gguf"), streams: int = 8, default: bool = False, weight: int = 1
 ) -> ModelSettings:
-    return ModelSettings(id=id, path=path, streams=streams, default=default)
+    return ModelSettings(id=id, path=path, streams=streams, default=default, weight=weight)
 
 
 NULL = model("null", default=True)
@@ -93,14 +99,21 @@ class Harness:
     """mail: what was delivered. slots: what was opened, to be looked at only while the engine rests.
 
     open_slot: opens a model; with None `null_slot` does, with the other options.
+    settings: the engine's.
     """
 
-    def __init__(self, *, open_slot: Callable[[ModelSettings], Slot] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        open_slot: Callable[[ModelSettings], Slot] | None = None,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
         self.mail = Mail()
         self.slots: dict[str, Slot] = {}
         self.metrics = Metrics("0.0")
         self._open_slot = open_slot or partial(null_slot, **options)
-        self.engine = Engine(self.mail.deliver, open_slot=self._open, metrics=self.metrics)
+        self.engine = Engine(self.mail.deliver, open_slot=self._open, metrics=self.metrics, settings=settings)
 
     def _open(self, settings: ModelSettings) -> Slot:
         slot = self.slots[settings.id] = self._open_slot(settings)

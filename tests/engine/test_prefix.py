@@ -216,6 +216,16 @@ def test_the_part_of_a_page_is_used_even_when_that_page_is_the_last_to_be_had() 
     assert again.tokens == greedy([*ALPHABET[:13], 1, 2], 2)
 
 
+def test_a_page_that_is_copied_from_counts_as_used() -> None:
+    slot = null_slot(NULL, pages=3)
+    for text in (b"abc", b"def", b"ghi"):
+        run(slot, request("a", text, 1))
+    (again,) = run(slot, request("b", b"abx", 1))
+    assert again.cached == 2
+    found = {text: slot.prefixes.match(text + b"?").positions for text in (b"abc", b"def", b"ghi", b"abx")}
+    assert found == {b"abc": 3, b"def": 0, b"ghi": 3, b"abx": 3}
+
+
 def test_deciding_changes_nothing() -> None:
     slot = null_slot(NULL, pages=6)
     run(slot, request("system", ALPHABET[:16], 1))
@@ -314,3 +324,15 @@ def test_the_engine_keeps_nothing_of_a_step_that_failed() -> None:
         assert isinstance(harness.mail.terminal("a"), FailedEvent)
         harness.engine.submit(request("b", ALPHABET[:13], 4))
         assert harness.mail.terminal("b") == FinishedEvent(FinishReason.LENGTH, Usage(13, 4, 6))
+
+
+def test_a_flush_is_answered_when_the_engine_itself_fails() -> None:
+    with running(NULL) as harness:
+        with harness.mail._changed:  # holds the engine thread back at the end of its turn
+            before = harness.engine.snapshot
+            harness.engine.submit(request("refused", model="other"))
+            harness.snapshot_when(lambda snapshot: snapshot is not before)
+            harness.slots["null"].waiting = None  # type: ignore[assignment]
+            harness.engine.submit(request("a"))
+            freed = harness.engine.flush()
+        assert isinstance(freed.exception(PATIENCE), UnavailableError)

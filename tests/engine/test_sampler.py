@@ -155,3 +155,9 @@ def test_who_asks_for_no_scores_gets_none() -> None:
     scores = score(step, logits, pick(step, logits))
     assert scores[:2] == [None, None]
     assert scores[2] == measure(logits[1], 2, 2)
+
+
+def test_a_top_k_past_any_integer_of_c_keeps_all() -> None:
+    all_tokens = SamplingParams(temperature=1.0, seed=11)
+    row = LOGITS.astype(np.float32)
+    assert pick_token(row, replace(all_tokens, top_k=10**30), 3) == pick_token(row, all_tokens, 3)

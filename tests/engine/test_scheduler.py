@@ -95,6 +95,51 @@ def test_decoders_and_prompt_chunks_share_a_step() -> None:
     assert rows(begin(slot)) == {"a": 1, "b": 1, "c": 1}
 
 
+def test_prompts_are_fed_oldest_first_and_nobody_starves() -> None:
+    """Four prompts of 20 tokens and 5 rows a step: each takes its four steps, whoever comes later.
+
+    Whoever generates has a row in each of them.
+    """
+    slot = null_slot(model("null", streams=64), pages=256, chunk_rows=5)
+    enqueue(slot, request("talks", b"x", 60))
+    begin(slot)
+    complete(slot)
+    names = ["first", "second", "third", "fourth"]
+    first_tokens: dict[str, int] = {}
+    for i, name in enumerate(names):
+        enqueue(slot, request(name, bytes([i] * 20), 60))
+    for step in range(1, 17):
+        taken = rows(begin(slot))
+        assert taken["talks"] == 1
+        assert sum(count for name, count in taken.items() if name not in first_tokens) - 1 == 5
+        before = {s.request.id: s.generated for s in slot.running}
+        complete(slot)
+        for s in slot.running:
+            if s.generated and not before[s.request.id]:
+                first_tokens[s.request.id] = step
+        enqueue(slot, request(f"later {step}", bytes([100 + step] * 20), 60))
+    assert first_tokens == {"first": 4, "second": 8, "third": 12, "fourth": 16}
+
+
+def test_a_paused_stream_keeps_its_pages_and_gets_no_rows() -> None:
+    slot = null_slot(NULL, chunk_rows=16)
+    paused, other = enqueue(slot, request("paused", b"ab", 12), request("other", b"cd", 3))
+    begin(slot)
+    complete(slot)
+    paused.paused = True
+    assert rows(begin(slot)) == {"other": 1}
+    complete(slot)
+    pages = list(paused.pages)
+    run(slot)
+    assert begin(slot) is None
+    assert paused.pages == pages
+    paused.paused = False
+    run(slot)
+    assert paused.tokens[2:] == greedy(b"ab", 12)
+    assert other.tokens[2:] == greedy(b"cd", 3)
+    assert at_rest(slot)
+
+
 def test_a_part_of_a_prompt_asks_for_no_logits() -> None:
     slot = null_slot(NULL, chunk_rows=4)
     enqueue(slot, request("a", b"123456789"))

@@ -1,48 +1,14 @@
 from __future__ import annotations
 
-import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
-from contextlib import closing
 from pathlib import Path
 
-import httpx
 import pytest
 
-from live import Live, serve
-from tierd.errors import SettingsError
+from live import serve
 from tierd.http.fingerprint import system_fingerprint
-from tierd.http.server import listen, url
 from tierd.settings import ModelSettings
-from tiny import write_llama
-
-
-def test_a_port_in_use_is_one_line(live: Live) -> None:
-    address = live.url.removeprefix("http://")
-    with pytest.raises(SettingsError, match=f"server.listen: cannot listen on {address}: the port is in use"):
-        listen(address)
-
-
-@pytest.mark.parametrize("address", ["no-such-host.invalid:1", "203.0.113.7:0"])
-def test_an_address_of_nobody_is_one_line(address: str) -> None:
-    with pytest.raises(SettingsError, match=f"server.listen: cannot listen on {address}: ") as refused:
-        listen(address)
-    assert "\n" not in str(refused.value)
-
-
-def test_port_zero_takes_a_free_port() -> None:
-    with closing(listen("127.0.0.1:0")) as listener:
-        assert url(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
-        assert listener.getsockname()[1] > 0
-
-
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
-def test_an_ipv6_address_is_bracketed() -> None:
-    with closing(listen("[::1]:0")) as listener:
-        assert url(listener) == f"http://[::1]:{listener.getsockname()[1]}"
 
 
 def test_a_stopped_server_leaves_nothing_running(tiny_model: ModelSettings) -> None:
@@ -56,26 +22,6 @@ def test_a_stopped_server_leaves_nothing_running(tiny_model: ModelSettings) -> N
         thread for thread in set(threading.enumerate()) - before if not thread.name.startswith("tierd-encode")
     }
     assert not left
-
-
-def test_a_signal_ends_the_streams_then_the_process_in_good_order(tmp_path: Path) -> None:
-    endless = write_llama(tmp_path / "endless.gguf", context=1 << 16)
-    command = [sys.executable, "-m", "tierd", "serve", "--model", endless, "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            ready = process.stdout.readline()
-            url = re.search(r"http://127\.0\.0\.1:\d+", ready)[0]
-            body = {"prompt": [1], "stream": True, "ignore_eos": True}
-            with httpx.stream("POST", url + "/v1/completions", json=body, timeout=20) as response:
-                frames = response.iter_lines()
-                assert next(frames).startswith("data: {")
-                process.send_signal(signal.SIGTERM)
-                rest = [frame for frame in frames if frame]
-            assert "shutting down" in rest[-2]
-            assert rest[-1] == "data: [DONE]"
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
 
 
 def test_a_fingerprint_changes_with_the_file_and_only_then(tmp_path: Path) -> None:

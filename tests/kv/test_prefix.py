@@ -1,4 +1,4 @@
-"""The prefix cache over a pool, with a plain list of tokens in the place of every page's rows."""
+"""The prefix cache over a pool. In the place of every row lies the history that its K/V comes from."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PAGE = 4
 
 
 class Memory:
-    """A pool, its cache, and what lies in each page."""
+    """A pool, its cache, and for each row of each page all tokens up to its own."""
 
     def __init__(self, pages: int = 64, *, enabled: bool = True) -> None:
         self.pool = PagePool(pages)
         self.cache = PrefixCache(self.pool, PAGE, enabled=enabled)
-        self.rows: list[list[int]] = [[] for _ in range(pages)]
+        self.rows: list[list[tuple[int, ...]]] = [[] for _ in range(pages)]
 
     def hold(self, tokens: Sequence[int]) -> list[int]:
         """Feed tokens into pages of their own."""
@@ -33,7 +33,8 @@ class Memory:
             if not self.pool.free:
                 self.cache.evict()
             pages.append(self.pool.take())
-            self.rows[pages[-1]] = list(tokens[at : at + PAGE])
+            ends = range(at + 1, min(at + PAGE, len(tokens)) + 1)
+            self.rows[pages[-1]] = [tuple(tokens[:end]) for end in ends]
         return pages
 
     def serve(self, tokens: Sequence[int]) -> None:
@@ -43,13 +44,13 @@ class Memory:
     def match(self, prompt: Sequence[int]) -> Match:
         """Return the match of a prompt; its pages hold what they should."""
         match = self.cache.match(prompt)
-        found = [token for page in match.pages for token in self.rows[page]]
+        found = [row for page in match.pages for row in self.rows[page]]
         rest = match.positions - len(found)
         assert (match.source is None) == (rest == 0)
         if match.source is not None:
             assert len(self.rows[match.source]) >= rest
             found += self.rows[match.source][:rest]
-        assert found == list(prompt[: match.positions])
+        assert found == [tuple(prompt[: position + 1]) for position in range(match.positions)]
         assert match.positions < max(1, len(prompt))
         return match
 

@@ -171,16 +171,16 @@ def test_no_tensors_and_no_keys(opened):
 
 class TestNotAFile:
     def test_missing(self, tmp_path):
-        with pytest.raises(ModelFileError, match="No such file"):
+        with pytest.raises(ModelError, match="No such file"):
             GGUFFile.open(tmp_path / "missing.gguf")
 
     def test_directory(self, tmp_path):
-        with pytest.raises(ModelFileError, match="not a regular file"):
+        with pytest.raises(ModelError, match="not a regular file"):
             GGUFFile.open(tmp_path)
 
     def test_pipe(self, tmp_path):
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(ModelFileError, match="not a regular file"):
+        with pytest.raises(ModelError, match="not a regular file"):
             GGUFFile.open(tmp_path / "pipe")
 
     @pytest.mark.parametrize("size", [0, 23])

@@ -32,7 +32,7 @@ class _Stream:
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
-        self._stop = stop
+        self._stops = [_Search(text) for text in stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self._stopped = False
@@ -68,21 +68,54 @@ class _Stream:
         """Take in new text and return what can no longer become part of a stop string."""
         if self._stopped:
             return ""
+        matches = [
+            (len(self._held) + end, -len(stop.text)) for stop in self._stops if (end := stop.feed(text))
+        ]
         text = self._held + text
-        matches = [(text.find(stop) + len(stop), -len(stop)) for stop in self._stop if stop in text]
         if matches:
             end, length = min(matches)
             self._stopped = True
             self._held = ""
             return text[: end + length]
-        sure = len(text) - max((_overlap(text, stop) for stop in self._stop), default=0)
+        sure = len(text) - max((stop.matched for stop in self._stops), default=0)
         self._held = text[sure:]
         return text[:sure]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that begins `stop`, short of the whole of it."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+class _Search:
+    """Looks for one string in a text that comes in pieces, in time that grows with the text alone.
+
+    Knuth, Morris and Pratt, "Fast pattern matching in strings", 1977. matched: characters at the end of
+    what has come that begin the string.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        self._borders = _borders(text)
+
+    def feed(self, piece: str) -> int:
+        """Take in a piece; return where in it the string ends first, 0 if it does not."""
+        text, borders, matched = self.text, self._borders, self.matched
+        if not matched and text[0] not in piece:
+            return 0
+        for end, letter in enumerate(piece, 1):
+            while matched and text[matched] != letter:
+                matched = borders[matched - 1]
+            matched += text[matched] == letter
+            if matched == len(text):
+                return end
+        self.matched = matched
+        return 0
+
+
+def _borders(text: str) -> list[int]:
+    """Return, for each beginning of a text, the length of the longest shorter one that it ends with."""
+    borders = [0] * len(text)
+    length = 0
+    for index in range(1, len(text)):
+        while length and text[index] != text[length]:
+            length = borders[length - 1]
+        length += text[index] == text[length]
+        borders[index] = length
+    return borders

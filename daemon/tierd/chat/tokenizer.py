@@ -34,7 +34,8 @@ _MERGERS: dict[str, type[ByteLevelBPE] | type[SentencePieceBPE]] = {
 class Tokenizer:
     """Encodes and decodes; immutable and thread-safe.
 
-    vocabulary: number of tokens. end_ids: the ids after which generation is over.
+    vocabulary: number of tokens. longest: of the tokens, in characters; none stands for more of a text.
+    end_ids: the ids after which generation is over.
     bos_id, eos_id: None where the model has no such token. adds_bos: `add_special` begins texts with bos.
     """
 
@@ -45,6 +46,7 @@ class Tokenizer:
         self._tokens = merger.vocabulary.tokens
         self._kinds = merger.vocabulary.kinds
         self.vocabulary = len(self._tokens)
+        self.longest = max(map(len, self._tokens))
         self.end_ids = merger.vocabulary.end_ids
         self.bos_id = merger.vocabulary.bos_id
         self.eos_id = merger.vocabulary.eos_id

@@ -6,41 +6,45 @@ Errors are one line on standard error.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tierd import __version__
+from tierd.cli.parameters import PARAMETERS
 from tierd.errors import ModelError, SettingsError, TierdError
-from tierd.settings import Settings, load_settings
+from tierd.settings import LOG_LEVELS, Settings, load_settings
+
+if TYPE_CHECKING:
+    from tierd.cli.client import Client
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_MODEL = 4
 
+_config = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar="TIERD_CONFIG",
+    show_envvar=True,
+    help="Settings, in TOML. config/tierd.toml in the source is their manual.",
+)
+_model_files = click.option(
+    "--model",
+    "models",
+    metavar="FILE.gguf",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A model, which gets its file's name without .gguf. May be repeated; needs no settings.",
+)
 
-def _choosing_models(command: Callable[..., Any]) -> Callable[..., Any]:
-    config = click.option(
-        "--config",
-        type=click.Path(path_type=Path),
-        envvar="TIERD_CONFIG",
-        show_envvar=True,
-        help="Settings file; config/tierd.toml is its manual.",
-    )
-    model = click.option(
-        "--model",
-        "models",
-        type=click.Path(path_type=Path),
-        multiple=True,
-        help="A GGUF file, under its name without .gguf. May be repeated; needs no settings file.",
-    )
-    return config(model(command))
 
-
-def _settings(config: Path | None, models: Sequence[Path], listen: str | None = None) -> Settings:
-    settings = load_settings(config, models=models, listen=listen)
+def _settings(config: Path | None, models: Sequence[Path], **flags: str | None) -> Settings:
+    settings = load_settings(config, models=models, **flags)
     if not settings.models:
         raise SettingsError(
             f"{config}: there is no [[models]] table; add one, or give --model FILE.gguf"
@@ -50,33 +54,181 @@ def _settings(config: Path | None, models: Sequence[Path], listen: str | None = 
     return settings
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def tierd() -> None:
-    """Serve GGUF language models over the OpenAI HTTP API."""
+    """Serve GGUF language models from one box over the OpenAI HTTP API.
+
+    \b
+    Begin with a model file, and talk to it from a second terminal:
+      tierd serve --model SmolLM2-135M-Instruct.Q4_1.gguf
+      tierd chat
+
+    \b
+    Exit codes:
+      0  fine
+      1  anything not named here
+      2  settings or usage, an address in use among them
+      4  a model could not be loaded
+    """
 
 
-@tierd.command()
-@_choosing_models
-@click.option("--listen", metavar="ADDRESS", help="HOST:PORT to serve at, instead of server.listen.")
-def serve(config: Path | None, models: Sequence[Path], listen: str | None) -> None:
-    """Serve the models until interrupted."""
-    settings = _settings(config, models, listen)
+@tierd.command("serve")
+@_config
+@_model_files
+@click.option("--listen", metavar="HOST:PORT", help="Where to serve, instead of server.listen.")
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), help="What to log, instead of log.level.")
+def _serve(config: Path | None, models: Sequence[Path], listen: str | None, log_level: str | None) -> None:
+    """Serve models until Ctrl-C or SIGTERM.
+
+    The OpenAI API is at http://HOST:PORT/v1, beside /health and /metrics. One line on standard output says
+    when all models are ready; the log goes to standard error. Until then, requests are answered with 503.
+    When one of the models cannot be loaded, tierd serves none: it names the model and exits with code 4.
+
+    \b
+    Examples:
+      tierd serve --model model.gguf
+      tierd serve --model a.gguf --model b.gguf --listen 0.0.0.0:8080
+      tierd serve --config /etc/tierd.toml --log-level warning
+
+    A first SIGTERM lets streams finish, a second one ends at once.
+    """
+    settings = _settings(config, models, listen=listen, log_level=log_level)
     from tierd.cli.serve import run
 
     run(settings)
 
 
-@tierd.command()
-@_choosing_models
+@tierd.command("models")
+@_config
+@_model_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def models(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
-    """List the models, what their files hold, and whether tierd can serve them."""
+def _models(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
+    """Say what model files hold, and whether tierd can serve them.
+
+    \b
+    Examples:
+      tierd models --model model.gguf
+      tierd models --config /etc/tierd.toml --json
+    """
     settings = _settings(config, models)
     from tierd.cli.models import describe, print_json, print_table
 
     reports = [describe(model) for model in settings.models]
     (print_json if as_json else print_table)(reports)
+
+
+def _answers(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for everything that may be set about answers."""
+    for name, parameter in reversed(list(PARAMETERS.items())):
+        flag = f"--{name.replace('_', '-')}"
+        command = click.option(flag, metavar="N", type=parameter.kind, help=parameter.help)(command)
+    return command
+
+
+@tierd.command("chat")
+@click.option(
+    "--url",
+    metavar="URL",
+    default="http://127.0.0.1:8080",
+    show_default=True,
+    envvar="TIERD_URL",
+    show_envvar=True,
+    help="Where the daemon is.",
+)
+@click.option("--model", metavar="ID", help="Which of its models to talk to; its default one if not given.")
+@click.option("--system", metavar="TEXT", default="", help="The system prompt.")
+@_answers
+def _chat(url: str, model: str | None, system: str, **parameters: float | None) -> None:
+    """Talk to a model of a running daemon.
+
+    Answers come as they are made; Ctrl-C stops one, Ctrl-D leaves, and /help lists what else there is. The
+    lines that you type are kept in $XDG_STATE_HOME/tierd/chat_history (~/.local/state where that is not set).
+
+    Without a terminal, every line of standard input is a question and standard output gets the answers alone;
+    the first error ends it with exit code 1.
+
+    \b
+    Examples:
+      tierd chat --model smol --temperature 0
+      tierd chat --url http://box:8080 --system 'Answer in one sentence.'
+      echo 'Name the capital of France.' | tierd chat
+    """
+    from tierd.cli.chat import chat
+    from tierd.cli.client import at_url
+    from tierd.cli.conversation import Conversation
+
+    given = {name: value for name, value in parameters.items() if value is not None}
+    chat(Conversation(at_url(url), model, system, given))
+
+
+@tierd.group("ctl")
+@_config
+@click.option("--socket", metavar="PATH", type=click.Path(path_type=Path), help="The admin socket.")
+@click.option("--url", metavar="URL", help="The admin API over TCP, instead of the socket.")
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The token that --url asks for, instead of admin.token_file.",
+)
+@click.pass_context
+def _ctl(
+    context: click.Context, config: Path | None, socket: Path | None, url: str | None, token_file: Path | None
+) -> None:
+    """Steer a running daemon through its admin API.
+
+    Without options it looks for the socket where the settings say, or where `tierd serve` puts it by itself:
+    in $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/tierd or /run/tierd.
+
+    \b
+    Examples:
+      tierd ctl status
+      tierd ctl flush --model smol
+      tierd ctl --url http://box:8081 --token-file token status
+    """
+    from tierd.cli.ctl import connect
+
+    context.obj = connect(load_settings(config).admin, socket=socket, url=url, token_file=token_file)
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+
+
+@_ctl.command("status")
+@_json
+@click.pass_obj
+def _status(client: Client, as_json: bool) -> None:
+    """Show the models, their streams and their K/V pages."""
+    from tierd.cli.ctl import print_status
+
+    answer = client.get("/status")
+    _print_json(answer) if as_json else print_status(answer)
+
+
+@_ctl.command("slots")
+@_json
+@click.pass_obj
+def _slots(client: Client, as_json: bool) -> None:
+    """Show what each model is and what it was given."""
+    from tierd.cli.ctl import print_slots
+
+    answer = client.get("/slots")
+    _print_json(answer) if as_json else print_slots(answer)
+
+
+@_ctl.command("flush")
+@click.option("--model", metavar="ID", help="Only this model's; without it, every model's.")
+@_json
+@click.pass_obj
+def _flush(client: Client, model: str | None, as_json: bool) -> None:
+    """Forget the prompts that the prefix cache keeps."""
+    answer = client.post("/flush", {"model": model})
+    _print_json(answer) if as_json else click.echo(f"{answer['pages_freed']} pages were freed")
+
+
+def _print_json(answer: Any) -> None:
+    click.echo(json.dumps(answer, indent=2))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,44 +1,132 @@
-"""`tierd serve`: the parts put together."""
+"""`tierd serve`: the parts put together.
+
+The listeners come first, so that an address in use is found at once; then clients are answered, with 503
+while the models load; then tierd says that it is ready. A model that cannot be loaded ends all.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
+import socket
+import threading
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import click
 
 from tierd import __version__
 from tierd.backends.host import HostBackend
+from tierd.cli.token import read_token
 from tierd.engine import Engine
-from tierd.http import Mailboxes, serve
+from tierd.errors import SettingsError, TierdError
+from tierd.http import AdminServer, Mailboxes, Server, create_admin_app, serve
+from tierd.http.listeners import listen, listen_at, url
 from tierd.metrics import Metrics
-from tierd.settings import Settings
+from tierd.settings import AdminSettings, ModelSettings, Settings, admin_sockets
 from tierd.slot import open_slot
 
 # How long the engine may take to end what runs when a model could not be loaded.
 STOP_S = 10.0
 
+log = logging.getLogger(__name__)
+
 
 def run(settings: Settings) -> None:
-    """Load the models, then serve them until a signal ends it. Raises TierdError."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    mailboxes, metrics = Mailboxes(), Metrics(__version__)
-    backend = HostBackend(settings.engine.threads)
-    engine = Engine(
-        mailboxes.deliver,
-        open_slot=partial(open_slot, settings=settings, backend=backend),
-        metrics=metrics,
-    )
-    engine.start()
-    try:
-        for loaded in [engine.load(model) for model in settings.models]:
-            loaded.result()
-        serve(engine, mailboxes, metrics, settings, partial(_announce, settings))
-    finally:
-        if engine.stop(STOP_S):
-            backend.close()
+    """Serve the models until a signal ends it. Raises TierdError."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=settings.log.level.upper())
+    with ExitStack() as stack:
+        public = stack.enter_context(listen(settings.server.listen))
+        doors = AdminDoors(settings.admin, stack)
+        mailboxes, metrics = Mailboxes(), Metrics(__version__)
+        backend = HostBackend(settings.engine.threads)
+        engine = Engine(
+            mailboxes.deliver,
+            open_slot=partial(open_slot, settings=settings, backend=backend),
+            metrics=metrics,
+            settings=settings,
+        )
+        engine.start()
+        try:
+            admin = [
+                AdminServer(create_admin_app(engine, settings, token), listener)
+                for listener, token in doors.listeners
+            ]
+            start = Start(engine, settings.models, doors)
+            serve(engine, mailboxes, metrics, settings, public, start.begin, admin)
+            start.check()
+        finally:
+            if engine.stop(STOP_S):
+                backend.close()
 
 
-def _announce(settings: Settings, url: str) -> None:
-    models = ", ".join(model.id for model in settings.models)
-    click.echo(f"tierd {__version__} is ready at {url} and serves {models}")
+class AdminDoors:
+    """The listeners of the admin API, each with the token that it asks for, None for none."""
+
+    def __init__(self, settings: AdminSettings, stack: ExitStack) -> None:
+        """Open them; the stack closes them. Raises SettingsError."""
+        self.listeners: list[tuple[socket.socket, str | None]] = []
+        self._places: list[str] = []
+        self._refused = ""
+        if settings.socket != "off":
+            automatic = settings.socket == "auto"
+            path = admin_sockets()[0] if automatic else Path(settings.socket)
+            try:
+                self.listeners.append((stack.enter_context(listen_at(path)), None))
+                self._places.append(str(path))
+            except SettingsError as error:
+                if not automatic:
+                    raise
+                self._refused = str(error)
+        if settings.listen:
+            assert settings.token_file is not None  # load_settings has seen to it
+            token = read_token(settings.token_file)
+            listener = stack.enter_context(listen(settings.listen, "admin.listen"))
+            self.listeners.append((listener, token))
+            self._places.append(url(listener))
+
+    def announce(self) -> None:
+        """Log where the admin API is, and where it could not be."""
+        if self._refused:
+            log.warning("no admin socket; %s", self._refused)
+        if self._places:
+            log.info("the admin API is at %s", " and ".join(self._places))
+
+
+class Start:
+    """Loads the models while the server answers already, and says when all of them are ready."""
+
+    def __init__(self, engine: Engine, models: tuple[ModelSettings, ...], doors: AdminDoors) -> None:
+        self._engine = engine
+        self._models = models
+        self._doors = doors
+        self._failure: TierdError | None = None
+
+    def begin(self, server: Server, url: str) -> None:
+        """Begin to load; returns at once. The server is stopped when a model cannot be loaded."""
+        # A daemon: what a hung disk keeps must not keep the process from ending.
+        threading.Thread(target=self._load, args=(server, url), name="tierd-start", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise the error that stopped the server, if one did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _load(self, server: Server, url: str) -> None:
+        try:
+            loading = [self._engine.load(model) for model in self._models]
+            concurrent.futures.wait(loading, return_when=concurrent.futures.FIRST_EXCEPTION)
+            for future in loading:
+                if future.done():
+                    future.result()
+        except TierdError as error:
+            if not server.ending:  # else it was told to stop before the models were there
+                self._failure = error
+                server.stop()
+            return
+        if server.ending:
+            return
+        self._doors.announce()
+        models = ", ".join(model.id for model in self._models)
+        click.echo(f"tierd {__version__} is ready at {url} and serves {models}")

@@ -37,10 +37,11 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Models by id, sorted. False when none is ready."""
+    """Models by id, sorted. False when none is ready. closed: why none will be, "" while that is open."""
 
     entries: Mapping[str, CatalogueEntry] = field(default_factory=dict)
     loading: tuple[str, ...] = ()
+    closed: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.entries)
@@ -48,7 +49,7 @@ class Catalogue:
     def extend(self, *entries: CatalogueEntry, loading: Iterable[str]) -> Catalogue:
         """Return a catalogue that lists these models as well, and those that are on their way."""
         merged = {**self.entries, **{entry.id: entry for entry in entries}}
-        return Catalogue(dict(sorted(merged.items())), tuple(sorted(loading)))
+        return Catalogue(dict(sorted(merged.items())), tuple(sorted(loading)), self.closed)
 
     def resolve(self, name: str | None = None) -> CatalogueEntry:
         """Return the model called `name`; None: the default one.
@@ -59,13 +60,17 @@ class Catalogue:
             for entry in self.entries.values():
                 if entry.default:
                     return entry
-            raise UnavailableError("the default model is not ready; try again later, or name another one")
+            raise UnavailableError(
+                self.closed or "the default model is not ready; try again later, or name another one"
+            )
         if name in self.entries:
             return self.entries[name]
         raise self.missing(name)
 
     def missing(self, name: str) -> ModelNotFoundError | UnavailableError:
         """Return the error that says why `name` does not answer and, if it never will, what does."""
+        if self.closed:
+            return UnavailableError(self.closed)
         if name in self.loading:
             return UnavailableError(f"the model {name!r} is still loading; try again later", param="model")
         names = ", ".join(self.entries) or "none yet"

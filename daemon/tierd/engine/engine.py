@@ -11,11 +11,11 @@ from queue import SimpleQueue
 from tierd.core import Request
 from tierd.engine.catalogue import Catalogue, CatalogueEntry
 from tierd.engine.loop import Deliver, Loop, OpenSlot
-from tierd.engine.messages import Cancel, Flush, Load, Message, Stop, Submit
+from tierd.engine.messages import Cancel, Drain, Flush, Load, Message, Stop, Submit, Taken
 from tierd.engine.snapshot import Snapshot
 from tierd.errors import UnavailableError
 from tierd.metrics import Metrics
-from tierd.settings import ModelSettings
+from tierd.settings import ModelSettings, Settings
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +26,16 @@ class Engine:
     deliver: called from the engine thread, at most once a turn, with the turn's (request id, event)
     pairs in order; must not block. Every request ends in exactly one terminal event.
     open_slot: turns settings into a Slot; called from worker threads.
+    settings: of queue and readers.
     """
 
-    def __init__(self, deliver: Deliver, *, open_slot: OpenSlot, metrics: Metrics) -> None:
+    def __init__(
+        self, deliver: Deliver, *, open_slot: OpenSlot, metrics: Metrics, settings: Settings | None = None
+    ) -> None:
+        settings = settings or Settings()
+        self.reader_backlog = settings.server.reader_backlog
         self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._loop = Loop(self._inbox, deliver, open_slot, metrics)
+        self._loop = Loop(self._inbox, deliver, open_slot, metrics, settings)
         self._thread = threading.Thread(target=self._run, name="tierd-engine", daemon=True)
         # No command may follow a Stop into the inbox, where nobody would take it out any more.
         self._lock = threading.Lock()
@@ -50,6 +55,20 @@ class Engine:
         """Start the thread; once only. Before that, and after `stop`, all commands are refused."""
         self._open = True
         self._thread.start()
+
+    def drain(self) -> Future[None]:
+        """Admit nothing more: requests that wait end with UnavailableError, as do those that still come.
+
+        The future is done once the last running stream has ended, by itself or by `stop`.
+        """
+        drained: Future[None] = Future()
+        drained.set_running_or_notify_cancel()  # from now on nobody can cancel it
+        with self._lock:
+            if self._open:
+                self._inbox.put(Drain(drained))
+            else:
+                drained.set_result(None)
+        return drained
 
     def stop(self, timeout: float) -> bool:
         """End all requests with UnavailableError, then free every model. Nothing happens when it has stopped.
@@ -103,6 +122,15 @@ class Engine:
         with self._lock:
             if self._open:
                 self._inbox.put(Cancel(request_id))
+
+    def taken(self, request_id: str, count: int) -> None:
+        """Note that `count` more of a request's TextEvents have reached its client.
+
+        A stream is paused while `reader_backlog` of them have not; nothing happens when it has ended.
+        """
+        with self._lock:
+            if self._open:
+                self._inbox.put(Taken(request_id, count))
 
     def _put(self, message: Message) -> None:
         with self._lock:

@@ -7,12 +7,24 @@ import time
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-from tierd.core import FailedEvent, Sequence, TerminalEvent
+from tierd.core import FailedEvent, Request, Sequence, TerminalEvent
 from tierd.engine.snapshot import Snapshot
+from tierd.errors import (
+    BusyError,
+    QueueFullError,
+    RequestError,
+    SlowReaderError,
+    TierdError,
+    UnavailableError,
+)
 from tierd.metrics import Metrics
 from tierd.slot import Slot, Step
 
 log = logging.getLogger(__name__)
+
+
+# Weight of the latest request in the running mean of how long requests run.
+LATEST = 0.125
 
 
 @dataclass(slots=True)
@@ -34,21 +46,40 @@ class Ledger:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._timelines: dict[str, Timeline] = {}
+        self._service_s: dict[str, float] = {}  # by model
 
-    def opened(self, sequence: Sequence, submitted: float) -> None:
+    def service_s(self, model: str) -> float:
+        """Return how long the model's requests run from their first rows to their end; 0 before any has."""
+        return self._service_s.get(model, 0.0)
+
+    def refused(self, request: Request, submitted: float, error: RequestError, *, known: bool) -> None:
+        """Note a request that was not taken in. known: its model is one of those loaded."""
+        if known:
+            self._metrics.requests.labels(request.model, _outcome(error)).inc()
+        _log(request, None, Timeline(submitted), time.monotonic(), _outcome(error), error)
+
+    def opened(self, sequence: Sequence) -> None:
         """Note a request that has come in."""
-        self._timelines[sequence.request.id] = Timeline(submitted)
+        self._timelines[sequence.request.id] = Timeline(sequence.submitted)
 
-    def scheduled(self, slot: Slot, step: Step) -> None:
-        """Note a step on its way to the executor."""
+    def scheduled(self, slot: Slot, step: Step) -> list[Sequence]:
+        """Note a step on its way to the executor. Returns whose first rows it holds."""
         metrics, model, now = self._metrics, slot.id, time.monotonic()
+        started = []
         for sequence in step.sequences:
             timeline = self._timelines[sequence.request.id]
             if timeline.started is None:
                 timeline.started = now
+                started.append(sequence)
+                metrics.queue_wait.labels(model).observe(now - timeline.submitted)
                 if slot.prefixes.enabled:
                     metrics.prefix_queries.labels(model).inc(len(sequence.request.prompt))
                     metrics.prefix_hits.labels(model).inc(sequence.cached)
+        return started
+
+    def paused(self, sequence: Sequence) -> None:
+        """Note that a stream waits for its client."""
+        self._metrics.pauses.labels(sequence.request.model).inc()
 
     def stepped(self, slot: Slot, step: Step, tokens: Ordered[int | None], seconds: float) -> None:
         """Note a step that is done and about to be committed, and the tokens that came of it."""
@@ -79,32 +110,59 @@ class Ledger:
         """Note a request's end."""
         now, request = time.monotonic(), sequence.request
         timeline = self._timelines.pop(request.id)
-        outcome = "failed" if isinstance(event, FailedEvent) else event.reason.value
+        error = event.error if isinstance(event, FailedEvent) else None
+        outcome = _outcome(event.error) if isinstance(event, FailedEvent) else event.reason.value
         self._metrics.requests.labels(request.model, outcome).inc()
-        self._metrics.request_duration.labels(request.model).observe(now - timeline.submitted)
-        log.info(
-            "request=%s model=%s prompt=%d cached=%d generated=%d "
-            "queue_ms=%s ttft_ms=%s total_ms=%s outcome=%s%s",
-            request.id,
-            request.model,
-            len(request.prompt),
-            sequence.cached,
-            sequence.generated,
-            _milliseconds(timeline.submitted, timeline.started),
-            _milliseconds(timeline.submitted, timeline.first_token),
-            _milliseconds(timeline.submitted, now),
-            outcome,
-            f" error={str(event.error)!r}" if isinstance(event, FailedEvent) else "",
-        )
+        if not isinstance(error, QueueFullError):  # it has not even waited
+            self._metrics.request_duration.labels(request.model).observe(now - timeline.submitted)
+            if timeline.started is None:
+                self._metrics.queue_wait.labels(request.model).observe(now - timeline.submitted)
+        if timeline.started is not None:
+            ran = now - timeline.started
+            mean = self._service_s.setdefault(request.model, ran)
+            self._service_s[request.model] = mean + LATEST * (ran - mean)
+        _log(request, sequence, timeline, now, outcome, error)
 
     def published(self, snapshot: Snapshot) -> None:
         """Set the gauges."""
         for model, state in snapshot.models.items():
             self._metrics.running.labels(model).set(state.running)
             self._metrics.waiting.labels(model).set(state.waiting)
+            self._metrics.paused.labels(model).set(state.paused)
             self._metrics.pages_used.labels(model).set(state.pages_used)
             self._metrics.pages_cached.labels(model).set(state.pages_cached)
             self._metrics.pages_total.labels(model).set(state.pages_total)
+
+
+def _outcome(error: TierdError) -> str:
+    """Return the one word, of the few there are, for how a request failed."""
+    if isinstance(error, BusyError | SlowReaderError | UnavailableError):
+        return str(error.code)
+    return "refused" if isinstance(error, RequestError) else "failed"
+
+
+def _log(
+    request: Request,
+    sequence: Sequence | None,
+    timeline: Timeline,
+    now: float,
+    outcome: str,
+    error: TierdError | None,
+) -> None:
+    log.info(
+        "request=%s model=%s prompt=%d cached=%d generated=%d "
+        "queue_ms=%s ttft_ms=%s total_ms=%s outcome=%s%s",
+        request.id,
+        request.model,
+        len(request.prompt),
+        sequence.cached if sequence else 0,
+        sequence.generated if sequence else 0,
+        _milliseconds(timeline.submitted, timeline.started),
+        _milliseconds(timeline.submitted, timeline.first_token),
+        _milliseconds(timeline.submitted, now),
+        outcome,
+        f" error={str(error)!r}" if error else "",
+    )
 
 
 def _milliseconds(start: float, end: float | None) -> str:

@@ -8,32 +8,56 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from queue import SimpleQueue
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
 
 from tierd.backends.protocol import Logits
 from tierd.chat.stops import text_stream
-from tierd.core import Event, FailedEvent, FinishedEvent, FinishReason, Request, Sequence, TerminalEvent
+from tierd.core import (
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    FinishReason,
+    Request,
+    Sequence,
+    StartedEvent,
+    TerminalEvent,
+)
+from tierd.engine import queue
 from tierd.engine.catalogue import Catalogue, describe
 from tierd.engine.ledger import Ledger
-from tierd.engine.messages import Cancel, Flush, Load, LoadDone, Message, StepDone, Stop, Submit
-from tierd.engine.runner import Runner
+from tierd.engine.messages import (
+    Cancel,
+    Drain,
+    Flush,
+    Load,
+    LoadDone,
+    Message,
+    StepDone,
+    Stop,
+    Submit,
+    Taken,
+)
+from tierd.engine.readers import Readers
+from tierd.engine.runner import Device
 from tierd.engine.sampler import pick, score
 from tierd.engine.scheduler import commit, leave, schedule, settle, usage
 from tierd.engine.snapshot import Snapshot, observe
 from tierd.errors import (
-    ContextLengthExceededError,
     ExecutorError,
-    InvalidRequestError,
     ModelError,
+    QueueFullError,
     RequestError,
     SettingsError,
+    SlowReaderError,
     TierdError,
     UnavailableError,
 )
 from tierd.metrics import Metrics
-from tierd.settings import ModelSettings
+from tierd.settings import ModelSettings, Settings
 from tierd.slot import Slot, Step
 
 log = logging.getLogger(__name__)
@@ -41,54 +65,63 @@ log = logging.getLogger(__name__)
 Deliver = Callable[[Ordered[tuple[str, Event]]], None]
 OpenSlot = Callable[[ModelSettings], Slot]
 
+CLOSED = "the server is shutting down; try again later"
+
 
 class Loop:
     """All model state, and the turns in which it changes. catalogue and snapshot may be read anywhere."""
 
     def __init__(
-        self, inbox: SimpleQueue[Message], deliver: Deliver, open_slot: OpenSlot, metrics: Metrics
+        self,
+        inbox: SimpleQueue[Message],
+        deliver: Deliver,
+        open_slot: OpenSlot,
+        metrics: Metrics,
+        settings: Settings,
     ) -> None:
         self.catalogue = Catalogue()
         self.snapshot = Snapshot()
         self._inbox = inbox
         self._deliver = deliver
         self._open_slot = open_slot
+        self._settings = settings
         self._ledger = Ledger(metrics)
+        self._readers = Readers(settings.server)
         self._loads: dict[str, Load] = {}  # by model, until they are done
         self._slots: dict[str, Slot] = {}  # by model; whose step was done longest ago comes first
-        self._runners: dict[str, Runner] = {}  # by device
+        self._devices: dict[str, Device] = {}
         self._live: dict[str, tuple[Slot, Sequence]] = {}  # by request, until its terminal event
         self._events: list[tuple[str, Event]] = []  # of this turn
+        self._drains: list[Future[None]] = []
+        self._draining = False
         self._stopping = False
 
     def run(self) -> None:
         """Take turns until a Stop has come and all that was going on then is over."""
         while not self._stopping or self._loads or any(slot.step for slot in self._slots.values()):
-            self._handle(self._inbox.get())
-            for _ in range(self._inbox.qsize()):
-                self._handle(self._inbox.get())
-            for slot in self._slots.values():
-                if slot.step is None and (step := schedule(slot)):
-                    slot.step = step
-                    self._runners[slot.executor.name].submit(slot, step)
-                    self._ledger.scheduled(slot, step)
+            self._receive()
+            self._expire()
+            for device in self._devices.values():
+                self._feed(device)
             self._publish()
-        for runner in self._runners.values():
-            runner.stop()
-            runner.join()
+        for device in self._devices.values():
+            device.stop()
+            device.join()
         for slot in self._slots.values():
             slot.close()
 
     def break_down(self) -> None:
         """After `run` has raised: end what is live or still asked for. No more messages may come."""
         error = UnavailableError("the engine has failed and must be restarted; its log says why")
-        self.catalogue = Catalogue()
-        for runner in self._runners.values():
-            runner.stop()
+        self.catalogue = Catalogue(closed=str(error))
+        for device in self._devices.values():
+            device.stop()
         for request_id in self._live:
             self._emit(request_id, FailedEvent(error))
         for load in self._loads.values():
             load.loaded.set_exception(error)
+        for drained in self._drains:
+            drained.set_result(None)
         while not self._inbox.empty():
             match self._inbox.get():
                 case Submit(request):
@@ -97,7 +130,35 @@ class Loop:
                     loaded.set_exception(error)
                 case Flush(_, freed):
                     freed.set_exception(error)
+                case Drain(drained):
+                    drained.set_result(None)
         self._hand_over()
+
+    def _receive(self) -> None:
+        """Wait for a message, or until someone has waited for too long; handle all that came."""
+        due = [queue.deadline(slot, self._settings.queue) for slot in self._slots.values()]
+        first = min((end for end in (*due, self._readers.deadline) if end is not None), default=None)
+        try:
+            self._handle(self._inbox.get(timeout=None if first is None else max(0, first - time.monotonic())))
+        except Empty:
+            return
+        for _ in range(self._inbox.qsize()):
+            self._handle(self._inbox.get())
+
+    def _feed(self, device: Device) -> None:
+        """Give the device steps, in turns that are fair to its models."""
+        idle = {
+            slot.id: slot
+            for slot in self._slots.values()
+            if slot.executor.name == device.name and slot.step is None and (slot.running or slot.waiting)
+        }
+        while order := device.turns.order(idle):
+            slot = idle.pop(order[0])
+            if step := schedule(slot):
+                slot.step = step
+                device.run(slot, step)
+                for sequence in self._ledger.scheduled(slot, step):
+                    self._emit(sequence.request.id, StartedEvent())
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -105,7 +166,11 @@ class Loop:
                 self._submit(request, submitted)
             case Cancel(request_id):
                 self._cancel(request_id)
+            case Taken(request_id, count):
+                if request_id in self._live:
+                    self._readers.take(self._live[request_id][1], count)
             case StepDone(slot, step, result, seconds):
+                self._devices[slot.executor.name].turns.end(slot.id, seconds)
                 self._slots[slot.id] = self._slots.pop(slot.id)
                 settle(slot, failed=isinstance(result, Exception))
                 self._complete(slot, step, result, seconds)
@@ -115,24 +180,33 @@ class Loop:
                 self._loaded(load, result)
             case Flush():
                 self._flush(message)
+            case Drain(drained):
+                self._drains.append(drained)
+                self._drain()
             case Stop():
-                self._stop()
+                self._stopping = True
+                self._drain()
+                for slot, sequence in list(self._live.values()):
+                    self._end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
 
     def _submit(self, request: Request, submitted: float) -> None:
         try:
             slot = self._slots.get(request.model)
-            if slot is None:
+            if slot is None or self._draining:
                 raise self.catalogue.missing(request.model)
-            _check(request, slot)
+            queue.check(request, slot)
             text = text_stream(slot.tokenizer, request.stop)
         except RequestError as error:
-            log.info("request=%s model=%s refused: %s", request.id, request.model, error)
+            self._ledger.refused(request, submitted, error, known=request.model in self._slots)
             self._emit(request.id, FailedEvent(error))
             return
-        sequence = Sequence(request, text, list(request.prompt))
+        sequence = Sequence(request, text, list(request.prompt), submitted=submitted)
         self._live[request.id] = (slot, sequence)
-        self._ledger.opened(sequence, submitted)
-        slot.waiting.append(sequence)
+        self._ledger.opened(sequence)
+        try:
+            queue.join(slot, sequence, self._settings.queue, self._ledger.service_s(slot.id))
+        except QueueFullError as error:
+            self._end(slot, sequence, FailedEvent(error))
 
     def _cancel(self, request_id: str) -> None:
         if request_id in self._live:
@@ -150,6 +224,7 @@ class Loop:
                     self._end(slot, sequence, event)
                 else:
                     self._emit(sequence.request.id, event)
+                    self._send(sequence)
         except Exception as error:
             log.exception("model=%s device=%s a step failed", slot.id, slot.executor.name)
             if not isinstance(error, TierdError):
@@ -157,8 +232,28 @@ class Loop:
             for sequence in step.sequences:
                 self._end(slot, sequence, FailedEvent(error))
 
+    def _send(self, sequence: Sequence) -> None:
+        if self._readers.send(sequence, time.monotonic()):
+            self._ledger.paused(sequence)
+
+    def _expire(self) -> None:
+        """End who has waited too long: for a place, or for its client."""
+        now, settings = time.monotonic(), self._settings
+        for slot in self._slots.values():
+            while sequence := queue.overdue(slot, settings.queue, now):
+                late = queue.timed_out(slot, settings.queue, self._ledger.service_s(slot.id))
+                self._end(slot, sequence, FailedEvent(late))
+        for request_id in self._readers.overdue(now):
+            slow = SlowReaderError(
+                f"the stream waited {settings.server.reader_timeout_s:g} s for its client to read on"
+            )
+            self._end(*self._live[request_id], FailedEvent(slow))
+
     def _load(self, load: Load) -> None:
         model = load.settings.id
+        if self._draining:
+            load.loaded.set_exception(UnavailableError(CLOSED))
+            return
         if model in self._slots or model in self._loads:
             load.loaded.set_exception(SettingsError(f"{model}: a model of that name is there already"))
             return
@@ -181,14 +276,15 @@ class Loop:
 
     def _loaded(self, load: Load, result: Slot | Exception) -> None:
         del self._loads[load.settings.id]
-        if isinstance(result, Slot) and self._stopping:
+        if isinstance(result, Slot) and self._draining:
             result.close()
-            result = UnavailableError("the server is shutting down")
+            result = UnavailableError(CLOSED)
         if isinstance(result, Slot):
             self._slots[result.id] = result
-            device = result.executor.name
-            if device not in self._runners:
-                self._runners[device] = Runner(device, self._inbox)
+            name = result.executor.name
+            if name not in self._devices:
+                self._devices[name] = Device(name, self._inbox)
+            self._devices[name].turns.enter(result.id, result.settings.weight)
             entry = describe(result)
             self.catalogue = self.catalogue.extend(entry, loading=self._loads)
             load.loaded.set_result(entry)
@@ -206,16 +302,18 @@ class Loop:
             log.info("model=%s flushed the prefix cache, %d pages", model, pages)
         flush.freed.set_result(sum(freed.values()))
 
-    def _stop(self) -> None:
-        self._stopping = True
-        self.catalogue = Catalogue()
-        for slot, sequence in list(self._live.values()):
-            self._end(slot, sequence, FailedEvent(UnavailableError("the server is shutting down")))
+    def _drain(self) -> None:
+        self._draining = True
+        self.catalogue = Catalogue(closed=CLOSED)
+        for slot in self._slots.values():
+            for sequence in list(slot.waiting):
+                self._end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
 
     def _end(self, slot: Slot, sequence: Sequence, event: TerminalEvent) -> None:
         """End a stream, unless it has ended: the one place where terminal events come from."""
         if self._live.pop(sequence.request.id, None) is not None:
             leave(slot, sequence)
+            self._readers.forget(sequence)
             self._ledger.closed(sequence, event)
             self._emit(sequence.request.id, event)
 
@@ -226,6 +324,10 @@ class Loop:
         self.snapshot = observe(self._slots.values())
         self._ledger.published(self.snapshot)
         self._hand_over()
+        if self._draining and not self._live:
+            for drained in self._drains:
+                drained.set_result(None)
+            self._drains.clear()
 
     def _hand_over(self) -> None:
         events, self._events = self._events, []
@@ -234,22 +336,3 @@ class Loop:
                 self._deliver(events)
             except Exception:  # whoever reads has gone: that is no reason to stop serving others
                 log.exception("%d events could not be delivered", len(events))
-
-
-def _check(request: Request, slot: Slot) -> None:
-    """Raise RequestError for what would block the queue for good, or fail a batch that others share."""
-    if not request.prompt or request.max_tokens < 1:
-        raise InvalidRequestError("a request needs at least one prompt token and one token of output")
-    if max(request.prompt) >= slot.executor.vocabulary or min(request.prompt) < 0:
-        raise InvalidRequestError(
-            f"the prompt holds a token id outside 0 to {slot.executor.vocabulary - 1}", param="prompt"
-        )
-    if any(not 0 <= token < slot.executor.vocabulary for token, _ in request.sampling.logit_bias):
-        raise InvalidRequestError(
-            f"logit_bias names a token id outside 0 to {slot.executor.vocabulary - 1}", param="logit_bias"
-        )
-    if len(request.prompt) + request.max_tokens > slot.context:
-        raise ContextLengthExceededError(
-            f"{len(request.prompt)} prompt tokens and {request.max_tokens} tokens of output do not fit "
-            f"the model's context of {slot.context}; shorten the prompt or lower max_tokens"
-        )

@@ -28,6 +28,14 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A stream's client has taken so many texts."""
+
+    request_id: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Open a model; `loaded` tells how that went."""
 
@@ -41,6 +49,13 @@ class Flush:
 
     model: str | None
     freed: Future[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Admit nothing more; `drained` is done once the last stream has ended."""
+
+    drained: Future[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +81,4 @@ class StepDone:
     seconds: float
 
 
-Message = Submit | Cancel | Load | Flush | Stop | LoadDone | StepDone
+Message = Submit | Cancel | Taken | Load | Flush | Drain | Stop | LoadDone | StepDone

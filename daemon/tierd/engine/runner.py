@@ -1,4 +1,4 @@
-"""The thread of one device: takes a step, runs it, posts its completion."""
+"""A device: whose turn it is, and the thread that takes a step, runs it and posts its completion."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from queue import SimpleQueue
 
 from tierd.backends.protocol import Logits
 from tierd.engine.messages import Message, StepDone
+from tierd.engine.turns import Turns
 from tierd.slot import Slot, Step
 
 
-class Runner:
+class Device:
     """Runs the steps of all slots of one device in the order they come, one at a time.
 
-    The engine gives a slot's next step only after the last one's completion, so slots take turns.
+    turns: who may give it the next one.
     """
 
-    def __init__(self, device: str, inbox: SimpleQueue[Message]) -> None:
+    def __init__(self, name: str, inbox: SimpleQueue[Message]) -> None:
+        self.name = name
+        self.turns = Turns()
         self._inbox = inbox
         self._steps: SimpleQueue[tuple[Slot, Step] | None] = SimpleQueue()
         # A daemon: a hung device must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name=f"tierd-{device}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"tierd-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, slot: Slot, step: Step) -> None:
-        """Run the slot's step when its turn comes. Never blocks."""
+    def run(self, slot: Slot, step: Step) -> None:
+        """Run the slot's step once those before it are done; its turn begins. Never blocks."""
+        self.turns.begin(slot.id)
         self._steps.put((slot, step))
 
     def stop(self) -> None:

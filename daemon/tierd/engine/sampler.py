@@ -65,7 +65,7 @@ def pick_token(row: Row, params: SamplingParams, position: int) -> int:
     return library.sample(
         row,
         temperature=params.temperature,
-        top_k=params.top_k,
+        top_k=min(params.top_k, row.size),
         top_p=params.top_p,
         min_p=params.min_p,
         uniform=library.uniform(params.seed % 2**64, position),

@@ -72,9 +72,15 @@ def admit(slot: Slot) -> None:
 
 
 def choose_rows(running: Iterable[Sequence], chunk_rows: int) -> list[tuple[Sequence, int]]:
-    """Return (sequence, number of rows) for the next step, in the order of `running`. Pure."""
+    """Return (sequence, number of rows) for the next step, in the order of `running`. Pure.
+
+    Who generates gets a row in every step, whoever prefills. Prompts share `chunk_rows` oldest first, so
+    each of them is done after the rows of those before it and its own, whatever comes later.
+    """
     rows: list[tuple[Sequence, int]] = []
     for sequence in running:
+        if sequence.paused:
+            continue
         if sequence.generated:
             rows.append((sequence, 1))
         elif chunk_rows:

@@ -13,12 +13,14 @@ class ModelSnapshot:
     """One model's streams and K/V pages. pages_free + pages_used + pages_cached = pages_total.
 
     outcome: where the model runs; "cpu".
+    paused: those of the running streams whose clients do not keep up.
     pages_used: held by streams. pages_cached: held by the prefix cache alone, which gives them up for
     others. pages_reserved: free or cached pages that are promised to running streams.
     """
 
     outcome: str
     running: int
+    paused: int
     waiting: int
     pages_total: int
     pages_free: int
@@ -41,6 +43,7 @@ def observe(slots: Iterable[Slot]) -> Snapshot:
             slot.id: ModelSnapshot(
                 outcome=slot.outcome,
                 running=len(slot.running),
+                paused=sum(sequence.paused for sequence in slot.running),
                 waiting=len(slot.waiting),
                 pages_total=slot.pool.total,
                 pages_free=slot.pool.free,

@@ -1,7 +1,8 @@
 """HTTP: JSON in, JSON and event streams out. Knows no model, only what the engine publishes."""
 
+from tierd.http.admin import create_admin_app
 from tierd.http.app import create_app
 from tierd.http.mailboxes import Mailboxes
-from tierd.http.server import serve
+from tierd.http.server import AdminServer, Server, serve
 
-__all__ = ["Mailboxes", "create_app", "serve"]
+__all__ = ["AdminServer", "Mailboxes", "Server", "create_admin_app", "create_app", "serve"]

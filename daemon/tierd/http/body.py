@@ -5,6 +5,7 @@ A fault of shape is reported with the path of the field, as OpenAI writes it: `m
 
 from __future__ import annotations
 
+import gc
 import re
 from typing import TypeVar
 
@@ -24,8 +25,13 @@ _FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
 
-async def read_body(request: Request, decoder: msgspec.json.Decoder[_Struct]) -> _Struct:
-    """Read and decode the body. Raises InvalidRequestError, BodyTooLargeError, ClientDisconnect."""
+async def read_body(
+    request: Request, decoder: msgspec.json.Decoder[_Struct], *, when_empty: bytes = b""
+) -> _Struct:
+    """Read and decode the body; when_empty stands for one of no bytes.
+
+    Raises InvalidRequestError, BodyTooLargeError, ClientDisconnect.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
@@ -34,11 +40,13 @@ async def read_body(request: Request, decoder: msgspec.json.Decoder[_Struct]) ->
         body += piece
         if len(body) > MAX_BODY_BYTES:
             raise _too_large()
-    return decode(body, decoder)
+    return decode(body or when_empty, decoder)
 
 
 def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[_Struct]) -> _Struct:
     """Decode JSON into the decoder's Struct. Raises InvalidRequestError, which names the field."""
+    # A body of millions of lists would have the collector look through them over and over.
+    gc.disable()
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -47,6 +55,8 @@ def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[_Struct]) -> _
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise InvalidRequestError("the body is nested too deeply") from error
+    finally:
+        gc.enable()
 
 
 def _too_large() -> BodyTooLargeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -43,6 +43,16 @@ class Choices:
     def ended(self) -> bool:
         """Whether the last event of every choice was returned."""
         return not self._open
+
+    @property
+    def started(self) -> bool:
+        """Whether all choices have left the queue."""
+        return all(exchange.started for exchange in self._exchanges)
+
+    def cut_slow(self, cut: Callable[[], None]) -> None:
+        """Call `cut` to close the connection when its client does not read; see Mailbox.cut_slow."""
+        for exchange in self._exchanges:
+            exchange.cut_slow(cut)
 
     def remind(self, seconds: float) -> None:
         """Let `take` return an empty list now and then while nothing comes; see Mailbox.remind."""

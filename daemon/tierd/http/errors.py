@@ -25,18 +25,51 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tierd.errors import ModelNotFoundError, RequestError, TierdError, UnavailableError
+from tierd.errors import (
+    BusyError,
+    ModelNotFoundError,
+    RequestError,
+    SlowReaderError,
+    TierdError,
+    UnauthorizedError,
+    UnavailableError,
+)
 
 logger = logging.getLogger("tierd.http")
 
 RETRY_AFTER_S = 5
 CLIENT_CLOSED_REQUEST = 499
+MOST_CHARACTERS = 1000
 
 
-class BodyTooLargeError(RequestError):
+class TransportError(RequestError):
+    """HTTP itself goes wrong, before it matters what is asked for. status: of the answer."""
+
+    status = 400
+
+
+class MalformedRequestError(TransportError):
+    """The bytes are no HTTP request."""
+
+    code = "malformed_request"
+
+
+class BodyTooLargeError(TransportError):
     """The request's body is larger than tierd reads."""
 
-    code = "request_too_large"
+    status, code = 413, "request_too_large"
+
+
+class HeadTooLargeError(TransportError):
+    """The request's line and headers are larger than tierd reads."""
+
+    status, code = 431, "request_head_too_large"
+
+
+class LateRequestError(TransportError):
+    """The request took too long to arrive."""
+
+    status, code = 408, "request_timeout"
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -84,8 +117,14 @@ def _request_error(error: RequestError) -> Answer:
     status, kind, headers = 400, "invalid_request_error", {}
     if isinstance(error, ModelNotFoundError):
         status = 404
-    elif isinstance(error, BodyTooLargeError):
-        status = 413
+    elif isinstance(error, UnauthorizedError):
+        status, headers = 401, {"www-authenticate": "Bearer"}
+    elif isinstance(error, TransportError):
+        status = error.status
+    elif isinstance(error, SlowReaderError):
+        status = 408
+    elif isinstance(error, BusyError):
+        status, kind, headers = 429, "rate_limit_error", {"retry-after": str(error.retry_after)}
     elif isinstance(error, UnavailableError):
         status, kind, headers = 503, "server_error", {"retry-after": str(RETRY_AFTER_S)}
     return _answer(status, str(error), kind, error.param, error.code, headers)
@@ -99,8 +138,14 @@ def _answer(
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    body = ErrorBody(ErrorDetail(message, kind, param, code))
+    body = ErrorBody(ErrorDetail(one_line(message), kind, param, code))
     return Answer(status, msgspec.json.encode(body), headers or {})
+
+
+def one_line(text: str) -> str:
+    """Return a text that may repeat what a client sent, fit for one line of a log or an answer."""
+    short = text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+    return "".join(letter if letter.isprintable() else " " for letter in short)
 
 
 async def route_error(request: Request, error: Exception) -> Response:
@@ -149,7 +194,7 @@ class ErrorBoundary:
                 await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, named_send)
         except Exception as error:
             if not isinstance(error, RequestError):
-                where = f"{scope['method']} {scope['path']} ({request_id})"
+                where = one_line(f"{scope['method']} {scope['path']} ({request_id})")
                 logger.error("%s: %s", where, error, exc_info=not isinstance(error, TierdError))
             answer = describe(error)
             if begun is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeGuard
 
 from starlette.types import Receive
 
-from tierd.core import Event, FailedEvent, FinishedEvent, FinishReason, Request, TextEvent
+from tierd.core import Event, FailedEvent, FinishedEvent, FinishReason, Request, StartedEvent, TextEvent
 from tierd.engine import Engine
 from tierd.errors import TierdError, UnavailableError
 from tierd.http.mailboxes import Mailboxes
@@ -19,6 +20,7 @@ class Exchange:
 
     receive: the ASGI channel, its body read. Whoever waits in `take` when the client hangs up gets a
     ClientDisconnect, so the engine learns of it at once, even while nothing is being sent.
+    started: the request has left the queue.
     """
 
     def __init__(self, engine: Engine, mailboxes: Mailboxes, request: Request, receive: Receive) -> None:
@@ -26,6 +28,9 @@ class Exchange:
         self._mailboxes = mailboxes
         self._request = request
         self._receive = receive
+        self.started = False
+        self._returned = 0  # texts that the last `take` returned
+        self._unacknowledged = 0  # texts written that the engine has not been told of
         self._failure: TierdError | None = None
         self._ended = False
 
@@ -51,25 +56,44 @@ class Exchange:
         """Let `take` return an empty list now and then while nothing comes; see Mailbox.remind."""
         self._mailbox.remind(seconds)
 
+    def cut_slow(self, cut: Callable[[], None]) -> None:
+        """Call `cut` to close the connection when its client does not read; see Mailbox.cut_slow."""
+        self._mailbox.cut_slow(cut)
+
     async def take(self) -> list[TextEvent | FinishedEvent]:
         """Wait for events and return all that came; a FinishedEvent can only be the last one.
 
+        Called once the client has been sent what was returned before: the engine pauses a stream whose
+        client does not keep up. An empty list is a reminder; see `remind`.
         Raises the stream's error once everything before it has been returned, and ClientDisconnect.
         """
-        if self._failure is not None:
-            raise self._failure
-        news: list[TextEvent | FinishedEvent] = []
-        for event in await self._mailbox.take():
-            if isinstance(event, TextEvent):
-                news.append(event)
-                continue
-            self._ended = True
-            self._failure = _failure(event)
-            if isinstance(event, FinishedEvent) and self._failure is None:
-                news.append(event)
-        if self._failure is not None and not news:
-            raise self._failure
-        return news
+        self._acknowledge()
+        while self._failure is None:
+            events = await self._mailbox.take()
+            news = [event for event in events if self._is_news(event)]
+            self._returned = len(news)
+            if news or not events:
+                return news
+        raise self._failure
+
+    def _is_news(self, event: Event) -> TypeGuard[TextEvent | FinishedEvent]:
+        """Note an event; say whether it is the caller's to see."""
+        if isinstance(event, StartedEvent):
+            self.started = True
+            return False
+        if isinstance(event, TextEvent):
+            return True
+        self._ended = True
+        self._failure = _failure(event)
+        return self._failure is None
+
+    def _acknowledge(self) -> None:
+        """Tell the engine of texts written, half a backlog at a time: it need not hear of each."""
+        self._unacknowledged += self._returned
+        self._returned = 0
+        if self._unacknowledged * 2 >= self._engine.reader_backlog:
+            self._engine.taken(self._request.id, self._unacknowledged)
+            self._unacknowledged = 0
 
     async def _watch_client(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

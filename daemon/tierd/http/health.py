@@ -26,9 +26,10 @@ class HealthRoutes:
 
     async def health(self, request: Request) -> Response:
         """Tell whether a model can answer. Raises UnavailableError when none can."""
-        models = list(self._engine.catalogue.entries)
+        catalogue = self._engine.catalogue
+        models = list(catalogue.entries)
         if not models:
-            raise UnavailableError("no model is ready; try again later")
+            raise UnavailableError(catalogue.closed or "no model is ready; try again later")
         return json_response(Health("ok", models))
 
     async def metrics(self, request: Request) -> Response:

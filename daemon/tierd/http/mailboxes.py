@@ -7,17 +7,18 @@ mailboxes and wakes the tasks that read them. Everything but `deliver` belongs t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.requests import ClientDisconnect
 
-from tierd.core import Event
+from tierd.core import Event, FailedEvent
+from tierd.errors import SlowReaderError
 
 
 class Mailbox:
     """Events of one request, in order, for one reading task."""
 
-    __slots__ = ("_events", "_hung_up", "_loop", "_quiet", "_timer", "_waiter")
+    __slots__ = ("_cut", "_events", "_hung_up", "_loop", "_quiet", "_timer", "_waiter")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -26,11 +27,21 @@ class Mailbox:
         self._timer: asyncio.TimerHandle | None = None
         self._quiet = False
         self._hung_up = False
+        self._cut: Callable[[], None] | None = None
 
     def put(self, event: Event) -> None:
         """Add an event and wake the reader."""
         self._events.append(event)
+        if self._cut and isinstance(event, FailedEvent) and isinstance(event.error, SlowReaderError):
+            self._cut()
         self._wake()
+
+    def cut_slow(self, cut: Callable[[], None]) -> None:
+        """Call `cut` when the stream was given up because its client does not read.
+
+        The reader sits in a write to that client then, and would not learn of it from `take`.
+        """
+        self._cut = cut
 
     def hang_up(self) -> None:
         """Tell the reader that its client has gone."""

@@ -23,7 +23,13 @@ async def chat_prompt(encoder: Encoder, entry: CatalogueEntry, body: ChatBody) -
 async def chat_ids(encoder: Encoder, entry: CatalogueEntry, body: ChatBody) -> list[int]:
     """Return the ids of a conversation. Raises as `chat_prompt` does."""
     render = _rendering(entry, body)
-    return await encoder.run_in_thread(lambda: encode_prompt(entry.tokenizer, render()))
+
+    def encode() -> list[int]:
+        rendered = render()
+        translate.check_length(entry, rendered, "messages")
+        return encode_prompt(entry.tokenizer, rendered)
+
+    return await encoder.run_in_thread(encode)
 
 
 async def completion_ids(encoder: Encoder, entry: CatalogueEntry, body: CompletionBody) -> list[int]:
@@ -43,6 +49,7 @@ def _completion_ids(entry: CatalogueEntry, body: CompletionBody) -> list[int]:
     if not prompt:
         raise InvalidRequestError(f"{field}: empty; a model needs something to go on from", param=field)
     if isinstance(prompt, str):
+        translate.check_length(entry, prompt, field)
         return entry.tokenizer.encode(prompt, add_special=True, parse_special=True)
     translate.check_ids(prompt, entry.tokenizer.vocabulary, field)
     return prompt

@@ -1,22 +1,25 @@
 """Shapes of request bodies.
 
-Fields marked `off(…)` are refused unless they are null or one of these values. A field that no shape
-names does not change the answer, and passes unread.
+Fields marked `off(…)` are refused unless they are null or one of these values; as most is refused, they stay
+JSON until then. A field that no shape names does not change the answer, and passes unread.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Raw
 
-from tierd.http.unsupported import off
+from tierd.http.unsupported import SILENT, off
 
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
+# A count; more tokens than there are in any vocabulary or context is all of them.
+Count = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 Logprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
@@ -47,9 +50,9 @@ class Generation(msgspec.Struct, kw_only=True):
     temperature: Temperature | None = None
     top_p: Share | None = None
     min_p: Share | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    top_k: Count | None = None
     repeat_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
-    repeat_last_n: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    repeat_last_n: Count | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = None
@@ -57,30 +60,38 @@ class Generation(msgspec.Struct, kw_only=True):
     best_of: Positive | None = None
     ignore_eos: bool | None = None
 
-    cfg_scale: Annotated[Any, off(1)] = None
-    dry_multiplier: Annotated[Any, off(0)] = None
-    dynatemp_range: Annotated[Any, off(0)] = None
-    grammar: Annotated[Any, off("")] = None
-    guided_choice: Annotated[Any, off()] = None
-    guided_grammar: Annotated[Any, off()] = None
-    guided_json: Annotated[Any, off()] = None
-    guided_regex: Annotated[Any, off()] = None
-    json_schema: Annotated[Any, off()] = None
-    length_penalty: Annotated[Any, off(1)] = None
-    lora: Annotated[Any, off([])] = None
-    min_tokens: Annotated[Any, off(0)] = None
-    mirostat: Annotated[Any, off(0)] = None
-    n_predict: Annotated[Any, off()] = None
-    n_probs: Annotated[Any, off(0)] = None
-    repetition_penalty: Annotated[Any, off(1)] = None
-    response_format: Annotated[Any, off({"type": "text"})] = None
-    samplers: Annotated[Any, off()] = None
-    stop_token_ids: Annotated[Any, off([])] = None
-    structured_outputs: Annotated[Any, off()] = None
-    top_n_sigma: Annotated[Any, off(-1, 0)] = None
-    typical_p: Annotated[Any, off(1)] = None
-    use_beam_search: Annotated[Any, off(False)] = None
-    xtc_probability: Annotated[Any, off(0)] = None
+    add_special_tokens: Annotated[Raw, off()] = SILENT
+    allowed_token_ids: Annotated[Raw, off([])] = SILENT
+    bad_words: Annotated[Raw, off([])] = SILENT
+    cfg_scale: Annotated[Raw, off(1)] = SILENT
+    dry_multiplier: Annotated[Raw, off(0)] = SILENT
+    dynatemp_range: Annotated[Raw, off(0)] = SILENT
+    grammar: Annotated[Raw, off("")] = SILENT
+    guided_choice: Annotated[Raw, off()] = SILENT
+    guided_grammar: Annotated[Raw, off()] = SILENT
+    guided_json: Annotated[Raw, off()] = SILENT
+    guided_regex: Annotated[Raw, off()] = SILENT
+    include_stop_str_in_output: Annotated[Raw, off(False)] = SILENT
+    json_schema: Annotated[Raw, off()] = SILENT
+    length_penalty: Annotated[Raw, off(1)] = SILENT
+    lora: Annotated[Raw, off([])] = SILENT
+    min_tokens: Annotated[Raw, off(0)] = SILENT
+    mirostat: Annotated[Raw, off(0)] = SILENT
+    n_predict: Annotated[Raw, off()] = SILENT
+    n_probs: Annotated[Raw, off(0)] = SILENT
+    prompt_logprobs: Annotated[Raw, off()] = SILENT
+    repetition_penalty: Annotated[Raw, off(1)] = SILENT
+    response_format: Annotated[Raw, off({"type": "text"})] = SILENT
+    samplers: Annotated[Raw, off()] = SILENT
+    skip_special_tokens: Annotated[Raw, off(True)] = SILENT
+    stop_token_ids: Annotated[Raw, off([])] = SILENT
+    structured_outputs: Annotated[Raw, off()] = SILENT
+    tfs_z: Annotated[Raw, off(1)] = SILENT
+    top_n_sigma: Annotated[Raw, off(-1, 0)] = SILENT
+    truncate_prompt_tokens: Annotated[Raw, off()] = SILENT
+    typical_p: Annotated[Raw, off(1)] = SILENT
+    use_beam_search: Annotated[Raw, off(False)] = SILENT
+    xtc_probability: Annotated[Raw, off(0)] = SILENT
 
 
 class ContentPart(msgspec.Struct):
@@ -97,10 +108,10 @@ class Message(msgspec.Struct):
     content: str | list[ContentPart] | None = None
     name: str | None = None
 
-    tool_calls: Annotated[Any, off([])] = None
-    tool_call_id: Annotated[Any, off()] = None
-    function_call: Annotated[Any, off()] = None
-    audio: Annotated[Any, off()] = None
+    tool_calls: Annotated[Raw, off([])] = SILENT
+    tool_call_id: Annotated[Raw, off()] = SILENT
+    function_call: Annotated[Raw, off()] = SILENT
+    audio: Annotated[Raw, off()] = SILENT
 
 
 class ChatBody(Generation, kw_only=True):
@@ -111,21 +122,22 @@ class ChatBody(Generation, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
 
-    add_generation_prompt: Annotated[Any, off(True)] = None
-    audio: Annotated[Any, off()] = None
-    chat_template: Annotated[Any, off()] = None
-    chat_template_kwargs: Annotated[Any, off({})] = None
-    continue_final_message: Annotated[Any, off(False)] = None
-    documents: Annotated[Any, off([])] = None
-    function_call: Annotated[Any, off("none")] = None
-    functions: Annotated[Any, off([])] = None
-    modalities: Annotated[Any, off(["text"])] = None
-    moderation: Annotated[Any, off()] = None
-    reasoning_effort: Annotated[Any, off("none")] = None
-    tool_choice: Annotated[Any, off("none")] = None
-    tools: Annotated[Any, off([])] = None
-    verbosity: Annotated[Any, off("medium")] = None
-    web_search_options: Annotated[Any, off()] = None
+    add_generation_prompt: Annotated[Raw, off(True)] = SILENT
+    audio: Annotated[Raw, off()] = SILENT
+    chat_template: Annotated[Raw, off()] = SILENT
+    chat_template_kwargs: Annotated[Raw, off({})] = SILENT
+    continue_final_message: Annotated[Raw, off(False)] = SILENT
+    documents: Annotated[Raw, off([])] = SILENT
+    echo: Annotated[Raw, off(False)] = SILENT
+    function_call: Annotated[Raw, off("none")] = SILENT
+    functions: Annotated[Raw, off([])] = SILENT
+    modalities: Annotated[Raw, off(["text"])] = SILENT
+    moderation: Annotated[Raw, off()] = SILENT
+    reasoning_effort: Annotated[Raw, off("none")] = SILENT
+    tool_choice: Annotated[Raw, off("none")] = SILENT
+    tools: Annotated[Raw, off([])] = SILENT
+    verbosity: Annotated[Raw, off("medium")] = SILENT
+    web_search_options: Annotated[Raw, off()] = SILENT
 
 
 class CompletionBody(Generation, kw_only=True):
@@ -134,8 +146,8 @@ class CompletionBody(Generation, kw_only=True):
     prompt: str | list[int | str | list[int]]
     logprobs: Logprobs | None = None
 
-    echo: Annotated[Any, off(False)] = None
-    suffix: Annotated[Any, off("")] = None
+    echo: Annotated[Raw, off(False)] = SILENT
+    suffix: Annotated[Raw, off("")] = SILENT
 
 
 class TokenizeBody(msgspec.Struct):
@@ -146,7 +158,7 @@ class TokenizeBody(msgspec.Struct):
     add_special: bool = False
     parse_special: bool = True
 
-    with_pieces: Annotated[Any, off(False)] = None
+    with_pieces: Annotated[Raw, off(False)] = SILENT
 
 
 class DetokenizeBody(msgspec.Struct):

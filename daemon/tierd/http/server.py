@@ -1,83 +1,152 @@
-"""uvicorn, run from within: one socket, one loop, and an end in good order."""
+"""uvicorn, run from within: one loop for all listeners, and an end in good order."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
+import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Literal
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tierd.engine import Engine
-from tierd.errors import SettingsError
 from tierd.http.app import create_app
+from tierd.http.listeners import url
 from tierd.http.mailboxes import Mailboxes
+from tierd.http.protocol import protocol
 from tierd.metrics import Metrics
-from tierd.settings import Settings, split_address
+from tierd.settings import ServerSettings, Settings
+
+log = logging.getLogger(__name__)
 
 # An idle connection stays open longer than clients and proxies keep theirs, so that they close it.
 KEEP_ALIVE_S = 75
-# How long answers may take to reach slow clients, and the engine to finish its last step.
-DRAIN_S = 5
+# How long last events may take to reach slow clients, and the engine to finish its last step.
+FLUSH_S = 5
 STOP_S = 10.0
+EXIT_AT_ONCE = 1
+USUAL_LIMITS = ServerSettings()
+
+
+def _config(
+    app: ASGIApp, *, lifespan: Literal["on", "off"], limits: ServerSettings = USUAL_LIMITS
+) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=protocol(limits),
+        ws="none",
+        lifespan=lifespan,
+        interface="asgi3",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FLUSH_S,
+    )
+
+
+class AdminServer(uvicorn.Server):
+    """Serves the admin application on a socket, TCP or Unix, in the loop of the Server that runs it."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+        super().__init__(_config(app, lifespan="off"))
+        self.listener = listener
+
+    async def serve_until_stopped(self) -> None:
+        """Serve until `should_exit` is set."""
+        await self.serve([self.listener])
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the Server."""
+        yield
 
 
 class Server(uvicorn.Server):
     """Serves an application on a socket; stops its engine when it is told to end.
 
-    A first SIGTERM or SIGINT, or `stop`, ends it in order: no more connections, the engine stops, so
-    every stream gets its last event, then the loop ends. A second signal does not wait for clients.
+    A first SIGTERM or SIGINT, or `drain`, ends it in order: what comes or waits is answered with 503, what
+    runs may finish within `limits.drain_s`. Then, or at once with `stop`, it takes no more connections, the
+    engine stops, so that every stream gets its last event, the admin servers end, and the loop. A second
+    signal ends the process where it stands, with exit code 1.
+
+    ending: it was told to end.
     """
 
     def __init__(
-        self, app: ASGIApp, engine: Engine, listener: socket.socket, on_listening: Callable[[str], None]
+        self,
+        app: ASGIApp,
+        engine: Engine,
+        listener: socket.socket,
+        on_listening: Callable[[Server, str], None],
+        admin: Sequence[AdminServer] = (),
+        limits: ServerSettings = USUAL_LIMITS,
     ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                loop="uvloop",
-                http="httptools",
-                ws="none",
-                lifespan="on",
-                interface="asgi3",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=DRAIN_S,
-            )
-        )
+        super().__init__(_config(app, lifespan="on", limits=limits))
         self.engine = engine
         self.listener = listener
         self.on_listening = on_listening
+        self.admin = admin
+        self.drain_s = limits.drain_s
+        self.ending = False
+        self._admin_tasks: list[asyncio.Task[None]] = []
+        self._drain_task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signalled = False
 
     def serve_until_stopped(self) -> None:
         """Serve; returns when all is over."""
         self.run(sockets=[self.listener])
 
     def stop(self) -> None:
-        """End soon. May be called from any thread."""
-        self.should_exit = True
+        """End now, what runs included. May be called from any thread."""
+        self.ending = self.should_exit = True
+
+    def drain(self) -> None:
+        """End once what runs has finished. May be called from any thread."""
+        self.ending = True
+        if self._loop is None:  # nothing runs yet
+            self.stop()
+        else:
+            self._loop.call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_drain(self) -> None:
+        if self._drain_task is None:
+            self._drain_task = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        log.info("ending; what runs may take %g s to finish; a second signal ends at once", self.drain_s)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(self.engine.drain()), self.drain_s)
+        except TimeoutError:
+            log.warning("ending what runs still after %g s", self.drain_s)
+        self.stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept, then say where."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        self.on_listening(url(self.listener))
+        self._admin_tasks = [asyncio.create_task(server.serve_until_stopped()) for server in self.admin]
+        self.on_listening(self, url(self.listener))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting and end the engine; uvicorn waits for the streams, which end with it."""
         stopped = asyncio.get_running_loop().run_in_executor(None, self.engine.stop, STOP_S)
         await super().shutdown(sockets)
         await stopped
+        for server in self.admin:
+            server.should_exit, server.force_exit = True, self.force_exit
+        await asyncio.gather(*self._admin_tasks)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -94,8 +163,10 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal: the first ends in order, a second at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        if self._signalled:
+            os._exit(EXIT_AT_ONCE)
+        self._signalled = True
+        self.drain()
 
 
 def serve(
@@ -103,46 +174,14 @@ def serve(
     mailboxes: Mailboxes,
     metrics: Metrics,
     settings: Settings,
-    on_listening: Callable[[str], None],
+    listener: socket.socket,
+    on_listening: Callable[[Server, str], None],
+    admin: Sequence[AdminServer] = (),
 ) -> None:
-    """Serve HTTP on `server.listen` until a signal ends it; the engine is stopped by then.
+    """Serve HTTP on a listening socket until a signal, or `Server.stop`; the engine is stopped by then.
 
-    mailboxes: those that the engine delivers to. on_listening: called with the server's URL once
-    connections are accepted. Raises SettingsError when the address cannot be listened on.
+    mailboxes: those that the engine delivers to. on_listening: called on the loop with the server and
+    its URL once connections are accepted. admin: served beside it, and a little longer.
     """
-    with listen(settings.server.listen) as listener:
-        app = create_app(engine, mailboxes, metrics, settings)
-        Server(app, engine, listener, on_listening).serve_until_stopped()
-
-
-def listen(address: str) -> socket.socket:
-    """Return a socket bound to `HOST:PORT`; port 0 takes a free one. Raises SettingsError."""
-    host, port = split_address(address)
-    try:
-        family, kind, protocol, _, where = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(where)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise SettingsError(f"server.listen: cannot listen on {address}: {_reason(error)}") from error
-    return listener
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "the port is in use; stop what uses it or choose another port"
-    if isinstance(error, socket.gaierror) or error.errno is None:
-        return f"{error.strerror}; check the host name"
-    return os.strerror(error.errno)
-
-
-def url(listener: socket.socket) -> str:
-    """Return the address of a bound socket as a URL."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    app = create_app(engine, mailboxes, metrics, settings)
+    Server(app, engine, listener, on_listening, admin, settings.server).serve_until_stopped()

@@ -17,6 +17,7 @@ from tierd import core
 from tierd.core import FinishedEvent, TextEvent
 from tierd.http.choices import Choices, total_usage
 from tierd.http.logprobs import ChatScribe, TextScribe
+from tierd.http.protocol import ABORT
 from tierd.http.responses import (
     ChatChunk,
     ChatChunkChoice,
@@ -167,8 +168,8 @@ def _split(marked: bytes) -> tuple[bytes, bytes]:
 class EventStream(Response):
     """Runs a request's choices and sends their events as they come, one write for all that came together.
 
-    It begins with the first event, so that what fails before has a status of its own, or with the
-    first keep-alive. What fails later is the error boundary's to frame.
+    It begins with the first text, so that what fails before has a status of its own, or with the first
+    keep-alive after the request has left the queue. What fails later is the error boundary's to frame.
     """
 
     def __init__(self, choices: Choices, frames: Frames) -> None:
@@ -179,7 +180,10 @@ class EventStream(Response):
         """Serve the stream to its end. Raises what Exchange.take raises."""
         async with self.choices as choices:
             choices.remind(KEEP_ALIVE_S)
+            choices.cut_slow(scope["extensions"][ABORT]["abort"])
             news = await choices.take()
+            while not (news or choices.started):
+                news = await choices.take()
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             body = self.frames.first
             while True:

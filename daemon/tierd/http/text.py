@@ -13,7 +13,7 @@ from tierd.http.encoder import Encoder
 from tierd.http.prompts import chat_prompt
 from tierd.http.requests import ChatBody, DetokenizeBody, TokenizeBody
 from tierd.http.responses import Content, Prompt, Tokens, json_response
-from tierd.http.translate import check_ids
+from tierd.http.translate import check_content, check_ids
 from tierd.http.unsupported import refuse_unsupported
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
@@ -41,6 +41,7 @@ class TextRoutes:
         body = await read_body(request, _tokenize_decoder)
         refuse_unsupported(body)
         tokenizer = self._engine.catalogue.resolve(body.model).tokenizer
+        check_content(body.content, "content")
         ids = await self._encoder.run(
             len(body.content),
             lambda: tokenizer.encode(
@@ -52,6 +53,7 @@ class TextRoutes:
     async def detokenize(self, request: Request) -> Response:
         """Return the text of ids."""
         body = await read_body(request, _detokenize_decoder)
+        check_content(body.tokens, "tokens")
         tokenizer = self._engine.catalogue.resolve(body.model).tokenizer
 
         def decode() -> str:

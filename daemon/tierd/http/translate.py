@@ -13,6 +13,9 @@ from tierd.http.requests import ChatBody, CompletionBody, Generation, Message
 from tierd.http.unsupported import refuse_unsupported
 
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+# Characters or ids. Encoding so much takes seconds at worst, and cannot be broken off.
+MAX_CONTENT = 1 << 20
 MAX_BIASES = 1024
 SEED_BITS = 64
 
@@ -107,16 +110,21 @@ def stops(body: Generation) -> tuple[str, ...]:
     """Return the stop strings."""
     if body.stop is None:
         return ()
-    if body.stop == "":
-        raise InvalidRequestError("stop: must not be empty; leave it out for none", param="stop")
     if isinstance(body.stop, str):
-        return (body.stop,)
+        return (_stop(body.stop, "stop"),)
     if len(body.stop) > MAX_STOPS:
         raise InvalidRequestError(f"stop: {len(body.stop)} strings; at most {MAX_STOPS}", param="stop")
-    for i, text in enumerate(body.stop):
-        if not text:
-            raise InvalidRequestError(f"stop[{i}]: must not be empty", param=f"stop[{i}]")
-    return tuple(body.stop)
+    return tuple(_stop(text, f"stop[{i}]") for i, text in enumerate(body.stop))
+
+
+def _stop(text: str, where: str) -> str:
+    if not text:
+        raise InvalidRequestError(f"{where}: must not be empty; leave it out for none", param=where)
+    if len(text) > MAX_STOP_CHARACTERS:
+        raise InvalidRequestError(
+            f"{where}: {len(text)} characters; at most {MAX_STOP_CHARACTERS}", param=where
+        )
+    return text
 
 
 def include_usage(body: Generation) -> bool:
@@ -167,6 +175,29 @@ def budget(entry: CatalogueEntry, prompt: int, asked: tuple[int | None, str], fi
             f"{name}: {wanted}; this server gives at most {entry.max_output_tokens}", param=name
         )
     return min(entry.context - prompt, entry.max_output_tokens) if tokens is None else tokens
+
+
+def check_length(entry: CatalogueEntry, text: str, field: str) -> None:
+    """Raise ContextLengthExceededError for a text that cannot fit, however it is cut into tokens.
+
+    Spares the time to encode it, which may be minutes.
+    """
+    tokens = -(-len(text) // entry.tokenizer.longest)
+    if tokens > entry.context:
+        raise ContextLengthExceededError(
+            f"{field}: {len(text)} characters, at least {tokens} tokens, more than the context of "
+            f"{entry.id!r}, {entry.context}; shorten the prompt",
+            param=field,
+        )
+
+
+def check_content(content: str | list[int], field: str) -> None:
+    """Raise InvalidRequestError for a text, or ids, that would take too long to encode or decode."""
+    if len(content) > MAX_CONTENT:
+        what = "characters" if isinstance(content, str) else "tokens"
+        raise InvalidRequestError(
+            f"{field}: {len(content)} {what}; at most {MAX_CONTENT}, send it in parts", param=field
+        )
 
 
 def messages(body: ChatBody) -> list[dict[str, object]]:

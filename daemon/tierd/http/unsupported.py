@@ -7,16 +7,21 @@ refused by name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import get_type_hints
 
 import msgspec
 
 from tierd.errors import InvalidRequestError
 
+# What a field has that the request does not name.
+SILENT = msgspec.Raw(b"null")
+# No value that means off takes more bytes, even with some space in it.
+_LONGEST_OFF = 100
+
 
 def off(*values: object) -> msgspec.Meta:
-    """Mark a field of a Struct as unsupported, but for null and the values that mean off."""
+    """Mark a field of a Struct, Raw, as unsupported, but for null and the values that mean off."""
     # Kept as JSON: `typing` shares annotations that are equal, and True equals 1.
     return msgspec.Meta(extra={"off": tuple(msgspec.json.encode(value).decode() for value in values)})
 
@@ -24,10 +29,20 @@ def off(*values: object) -> msgspec.Meta:
 def refuse_unsupported(body: msgspec.Struct, where: str = "") -> None:
     """Raise InvalidRequestError for the first marked field that is set. where: prefix of its path."""
     for name, values in _off_values(type(body)).items():
-        value = getattr(body, name)
-        if value is not None and not any(_same(value, other) for other in values.values()):
+        given: msgspec.Raw = getattr(body, name)
+        if given is not SILENT and not _is_off(bytes(given), values.values()):
             hint = f"leave it out or send {' or '.join(values)}" if values else "leave it out"
             raise InvalidRequestError(f"{where}{name}: not supported; {hint}", param=where + name)
+
+
+def _is_off(given: bytes, values: Iterable[object]) -> bool:
+    if len(given) > _LONGEST_OFF:
+        return False
+    try:
+        value = msgspec.json.decode(given)
+    except msgspec.DecodeError:  # Raw has passed over what is wrong inside a string
+        return False
+    return value is None or any(_same(value, other) for other in values)
 
 
 def _same(value: object, other: object) -> bool:

@@ -116,8 +116,11 @@ class PrefixCache:
     def flush(self) -> int:
         """Forget everything and return how many pages are free now that were not."""
         free = self._pool.free
-        for entry in list(self._after.get(_ROOT, ())):
-            self._forget(entry)
+        for page in self._entries:
+            self._pool.discard(page)
+        self._entries.clear()
+        self._whole.clear()
+        self._after.clear()
         return self._pool.free - free
 
     def _parts(self, tokens: bytes) -> list[bytes]:

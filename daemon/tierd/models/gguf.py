@@ -29,7 +29,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from tierd.errors import ModelFileError
+from tierd.errors import ModelError, ModelFileError
 from tierd.models.cursor import Cursor, Value, shown
 from tierd.models.formats import WEIGHT_FORMATS, WeightFormat
 
@@ -71,7 +71,10 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GGUFFile:
-        """Map the file and read everything but the weights. Raises ModelFileError, UnsupportedModelError."""
+        """Map the file and read everything but the weights.
+
+        Raises ModelFileError, UnsupportedModelError, and ModelError when there is no such file.
+        """
         path = Path(path)
         mapping = _map(path)
         cursor = Cursor(path, mapping)
@@ -192,14 +195,14 @@ def _map(path: Path) -> mmap.mmap:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise ModelFileError(f"{path} is not a regular file")
+                raise ModelError(f"{path} is not a regular file; check the path")
             if status.st_size < _HEADER.size:
                 raise ModelFileError(f"{path} is not a GGUF file: it is only {status.st_size} bytes long")
             return mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be opened: {error.strerror or error}") from None
+        raise ModelError(f"{path} cannot be opened: {error.strerror or error}; check the path") from None
     except ValueError as error:
         raise ModelFileError(f"{path} cannot be opened: {error}") from None
 

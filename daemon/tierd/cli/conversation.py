@@ -1,0 +1,119 @@
+"""A conversation with a model behind the OpenAI HTTP API, and what an answer of it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tierd.cli.client import Client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What one answer took. None: the daemon did not say, as of an answer that was stopped.
+
+    prompt, cached, generated: tokens. first_s: seconds to the first text. rate: tokens a second after it.
+    reason: why the answer ended.
+    """
+
+    prompt: int | None
+    cached: int | None
+    generated: int | None
+    first_s: float | None
+    rate: float | None
+    reason: str
+
+    def __str__(self) -> str:
+        first = "?" if self.first_s is None else f"{self.first_s * 1000:,.0f}"
+        rate = "?" if self.rate is None else f"{self.rate:,.1f}"
+        return (
+            f"prompt {_count(self.prompt)} (cached {_count(self.cached)}), "
+            f"generated {_count(self.generated)}, first token {first} ms, {rate} tokens/s, {self.reason}"
+        )
+
+
+def _count(tokens: int | None) -> str:
+    return "?" if tokens is None else f"{tokens:,}"
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Messages so far, and with whom. model None: the daemon's default. system "": none.
+
+    stats: of the last answer.
+    """
+
+    client: Client
+    model: str | None = None
+    system: str = ""
+    parameters: dict[str, float] = field(default_factory=dict)
+    messages: list[dict[str, str]] = field(default_factory=list)
+    stats: Stats | None = None
+
+    def ask(self, text: str) -> Generator[str, None, None]:
+        """Yield the answer piece by piece. Raises DaemonError.
+
+        An answer that is broken off, by closing the iterator too, is remembered as far as it came; a
+        question that got no answer is forgotten.
+        """
+        self.messages.append({"role": "user", "content": text})
+        pieces: list[str] = []
+        usage: dict[str, Any] = {}
+        reason: str | None = None
+        started = time.monotonic()
+        first = None
+        try:
+            for event in self.client.stream("/v1/chat/completions", self._wanted()):
+                usage = event.get("usage") or usage
+                for choice in event.get("choices") or ():
+                    reason = choice.get("finish_reason") or reason
+                    piece = choice.get("delta", {}).get("content")
+                    if piece:
+                        first = first or time.monotonic()
+                        pieces.append(piece)
+                        yield piece
+        finally:
+            if pieces or reason:
+                self.messages.append({"role": "assistant", "content": "".join(pieces)})
+                self.stats = _measure(usage, reason or "broken off", started, first, time.monotonic())
+            else:
+                self.messages.pop()
+
+    def retract(self) -> str | None:
+        """Forget the last question and its answer; return the question, None when there was none."""
+        if not self.messages:
+            return None
+        question = self.messages[-2]["content"]
+        del self.messages[-2:]
+        return question
+
+    def reset(self) -> None:
+        """Forget all messages; the system prompt stays."""
+        self.messages.clear()
+        self.stats = None
+
+    def request(self) -> dict[str, Any]:
+        """Return the conversation as a body for /v1/chat/completions."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        model = {} if self.model is None else {"model": self.model}
+        return {**model, **self.parameters, "messages": [*system, *self.messages]}
+
+    def _wanted(self) -> dict[str, Any]:
+        return {**self.request(), "stream": True, "stream_options": {"include_usage": True}}
+
+
+def _measure(usage: dict[str, Any], reason: str, started: float, first: float | None, ended: float) -> Stats:
+    generated: int | None = usage.get("completion_tokens")
+    rate = None
+    if first is not None and generated is not None and generated > 1 and ended > first:
+        rate = (generated - 1) / (ended - first)
+    return Stats(
+        prompt=usage.get("prompt_tokens"),
+        cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        generated=generated,
+        first_s=None if first is None else first - started,
+        rate=rate,
+        reason=reason,
+    )

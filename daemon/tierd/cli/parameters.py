@@ -1,0 +1,27 @@
+"""What a person may set about answers: options of `tierd chat`, and names that /set knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One field of a chat request."""
+
+    kind: type[float] | type[int]
+    help: str
+
+
+PARAMETERS: Mapping[str, Parameter] = {
+    "temperature": Parameter(float, "How freely to choose; 0 always takes the likeliest token."),
+    "top_k": Parameter(int, "Choose among this many of the likeliest tokens; 0 means all."),
+    "top_p": Parameter(float, "Choose among the likeliest tokens that make up this share."),
+    "min_p": Parameter(float, "Choose among tokens at least this fraction as likely as the likeliest."),
+    "repeat_penalty": Parameter(float, "Divide the logits of tokens so far by this; 1 means off."),
+    "presence_penalty": Parameter(float, "Make tokens that the answer holds already this much less likely."),
+    "frequency_penalty": Parameter(float, "The same, for each time that the answer holds them."),
+    "max_tokens": Parameter(int, "Most tokens of an answer."),
+    "seed": Parameter(int, "Where chance begins; the same seed gives the same answer."),
+}

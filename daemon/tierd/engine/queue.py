@@ -1,0 +1,126 @@
+"""Who may wait for a model, how long, and what those are told who may not.
+
+Each model has a queue of its own: first come, first served, `capacity` requests long. Who can run with
+the slot's next step does not wait, and does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+from tierd.core import Request, Sequence
+from tierd.errors import (
+    ContextLengthExceededError,
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+)
+from tierd.settings import QueueSettings
+from tierd.slot import Slot
+
+LONGEST_RETRY_S = 3600
+
+
+def check(request: Request, slot: Slot) -> None:
+    """Raise RequestError for what would block the queue for good, or fail a batch that others share. Pure."""
+    if not request.prompt or request.max_tokens < 1:
+        raise InvalidRequestError("a request needs at least one prompt token and one token of output")
+    if max(request.prompt) >= slot.executor.vocabulary or min(request.prompt) < 0:
+        raise InvalidRequestError(
+            f"the prompt holds a token id outside 0 to {slot.executor.vocabulary - 1}", param="prompt"
+        )
+    if any(not 0 <= token < slot.executor.vocabulary for token, _ in request.sampling.logit_bias):
+        raise InvalidRequestError(
+            f"logit_bias names a token id outside 0 to {slot.executor.vocabulary - 1}", param="logit_bias"
+        )
+    if len(request.prompt) + request.max_tokens > slot.context:
+        raise ContextLengthExceededError(
+            f"{len(request.prompt)} prompt tokens and {request.max_tokens} tokens of output do not fit "
+            f"the model's context of {slot.context}; shorten the prompt or lower max_tokens"
+        )
+    if slot.pages_needed(request) > slot.pool.total:
+        raise ContextLengthExceededError(
+            f"{_reserve(request, slot)}, more than the {slot.pool.total} there are; "
+            "shorten the prompt or lower max_tokens"
+        )
+
+
+def ready(slot: Slot) -> int:
+    """Return how many of those who wait can run with the slot's next step. Pure.
+
+    At least: pages that a prompt shares with a running stream are counted as if it needed them.
+    """
+    pages, places = 0, slot.settings.streams - len(slot.running)
+    for count, sequence in enumerate(islice(slot.waiting, places)):
+        pages += slot.pages_needed(sequence.request)
+        if not slot.pool.can_reserve(pages):
+            return count
+    return min(places, len(slot.waiting))
+
+
+def join(slot: Slot, sequence: Sequence, settings: QueueSettings, service_s: float) -> None:
+    """Put a request at the end of the queue. Raises QueueFullError when it would wait as one too many.
+
+    service_s: how long the model's requests run, as far as is known; 0 when it is not.
+    """
+    slot.waiting.append(sequence)
+    waiting = len(slot.waiting) - ready(slot)
+    if waiting > settings.capacity:
+        full = QueueFullError(
+            f"{slot.id}: the queue is full ({waiting - 1} of {settings.capacity} wait): {_obstacle(slot)}; "
+            "try again later",
+            retry_after=retry_after(slot, 1, service_s),
+        )
+        slot.waiting.pop()
+        raise full
+
+
+def deadline(slot: Slot, settings: QueueSettings) -> float | None:
+    """Return when the first that cannot run will have waited too long, monotonic seconds. Pure."""
+    first = ready(slot)
+    if not settings.timeout_s or first == len(slot.waiting):
+        return None
+    return slot.waiting[first].submitted + settings.timeout_s
+
+
+def overdue(slot: Slot, settings: QueueSettings, now: float) -> Sequence | None:
+    """Return the first that cannot run, if it has waited too long. Pure."""
+    end = deadline(slot, settings)
+    return slot.waiting[ready(slot)] if end is not None and end <= now else None
+
+
+def timed_out(slot: Slot, settings: QueueSettings, service_s: float) -> QueueTimeoutError:
+    """Return what a request is told that has waited too long; it is in the queue still. Pure."""
+    return QueueTimeoutError(
+        f"{slot.id}: waited {settings.timeout_s:g} s in the queue: {_obstacle(slot)}; try again later",
+        retry_after=retry_after(slot, len(slot.waiting) - ready(slot), service_s),
+    )
+
+
+def retry_after(slot: Slot, places: int, service_s: float) -> int:
+    """Return in how many whole seconds, at least one, `places` streams will have come to their end. Pure.
+
+    Streams that run side by side for `service_s` each end at a rate of running / service_s.
+    """
+    running = len(slot.running) + ready(slot)
+    return max(1, min(LONGEST_RETRY_S, math.ceil(places * service_s / max(1, running))))
+
+
+def _obstacle(slot: Slot) -> str:
+    """Say what the first waits for that cannot run."""
+    count = ready(slot)
+    if len(slot.running) + count >= slot.settings.streams:
+        return f"all of the model's streams ({slot.settings.streams}) are taken"
+    promised = sum(slot.pages_needed(sequence.request) for sequence in islice(slot.waiting, count))
+    return (
+        f"the first in it waits for memory, its {_reserve(slot.waiting[count].request, slot)}, "
+        f"{slot.pool.available - promised} are free"
+    )
+
+
+def _reserve(request: Request, slot: Slot) -> str:
+    return (
+        f"{len(request.prompt)} prompt tokens and {request.max_tokens} tokens of output "
+        f"need {slot.pages_needed(request)} pages of K/V"
+    )

@@ -1,0 +1,211 @@
+"""The admin API: how things stand, and commands. Never on the public listener.
+
+Whoever may open the Unix socket is an administrator; over TCP a caller shows a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tierd import __version__
+from tierd.engine import CatalogueEntry, Engine, ModelSnapshot
+from tierd.errors import UnauthorizedError
+from tierd.http.body import read_body
+from tierd.http.errors import ErrorBoundary, route_error
+from tierd.http.responses import json_response
+from tierd.settings import ModelSettings, Settings
+
+
+class Pages(msgspec.Struct, frozen=True):
+    """K/V pages: total = used + cached + free; reserved: those not in use that are promised to streams."""
+
+    total: int
+    used: int
+    cached: int
+    free: int
+    reserved: int
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of /status. outcome: where it runs; running, waiting: streams."""
+
+    id: str
+    outcome: str
+    running: int
+    waiting: int
+    pages: Pages
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /status. loading: models that are configured and do not answer yet."""
+
+    version: str
+    uptime_s: float
+    models: list[ModelStatus]
+    loading: list[str]
+
+
+class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of /slots: what it is, what it was given, and how it stands.
+
+    context: positions of one stream. streams: most that run at a time. created: Unix seconds.
+    """
+
+    id: str
+    default: bool
+    path: str
+    architecture: str
+    outcome: str
+    created: int
+    context: int
+    streams: int
+    kv_dtype: str
+    max_prompt_tokens: int
+    max_output_tokens: int
+    running: int
+    waiting: int
+    pages: Pages
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """GET /slots."""
+
+    slots: list[SlotStatus]
+
+
+class FlushBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /flush, where a body is given. None: every model."""
+
+    model: str | None = None
+
+
+class Flushed(msgspec.Struct, frozen=True):
+    """What a flush freed."""
+
+    pages_freed: int
+
+
+_flush_decoder = msgspec.json.Decoder(FlushBody)
+
+
+class AdminRoutes:
+    """Endpoints of the admin API."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = {model.id: model for model in settings.models}
+        self._started = time.monotonic()
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/status", self.status),
+            Route("/slots", self.slots),
+            Route("/flush", self.flush, methods=["POST"]),
+        ]
+
+    async def status(self, request: Request) -> Response:
+        """Tell how the server stands."""
+        models = [
+            ModelStatus(
+                id=id,
+                outcome=model.outcome,
+                running=model.running,
+                waiting=model.waiting,
+                pages=_pages(model),
+            )
+            for id, model in sorted(self._engine.snapshot.models.items())
+        ]
+        uptime = round(time.monotonic() - self._started, 3)
+        loading = list(self._engine.catalogue.loading)
+        return json_response(Status(version=__version__, uptime_s=uptime, models=models, loading=loading))
+
+    async def slots(self, request: Request) -> Response:
+        """Tell all about the models that answer."""
+        snapshot, catalogue = self._engine.snapshot, self._engine.catalogue
+        return json_response(
+            Slots(
+                [
+                    _slot(self._settings[id], entry, snapshot.models[id])
+                    for id, entry in catalogue.entries.items()
+                    if id in snapshot.models
+                ]
+            )
+        )
+
+    async def flush(self, request: Request) -> Response:
+        """Forget what the prefix cache keeps, of one model or of all."""
+        body = await read_body(request, _flush_decoder, when_empty=b"{}")
+        return json_response(Flushed(await asyncio.wrap_future(self._engine.flush(body.model))))
+
+
+def _slot(model: ModelSettings, entry: CatalogueEntry, snapshot: ModelSnapshot) -> SlotStatus:
+    return SlotStatus(
+        id=entry.id,
+        default=entry.default,
+        path=str(model.path),
+        architecture=entry.architecture,
+        outcome=snapshot.outcome,
+        created=entry.created,
+        context=entry.context,
+        streams=model.streams,
+        kv_dtype=model.kv_dtype,
+        max_prompt_tokens=entry.max_prompt_tokens,
+        max_output_tokens=entry.max_output_tokens,
+        running=snapshot.running,
+        waiting=snapshot.waiting,
+        pages=_pages(snapshot),
+    )
+
+
+def _pages(model: ModelSnapshot) -> Pages:
+    return Pages(
+        total=model.pages_total,
+        used=model.pages_used,
+        cached=model.pages_cached,
+        free=model.pages_free,
+        reserved=model.pages_reserved,
+    )
+
+
+class TokenGate:
+    """Lets requests pass that show the token as `Authorization: Bearer TOKEN`."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app = app
+        self._token = token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Raises UnauthorizedError without the token."""
+        if scope["type"] == "http":
+            scheme, _, shown = Headers(scope=scope).get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(shown.strip().encode(), self._token):
+                raise UnauthorizedError(
+                    "this needs the admin token, as in `Authorization: Bearer TOKEN`; "
+                    "it is in the file that admin.token_file names"
+                )
+        await self.app(scope, receive, send)
+
+
+def create_admin_app(engine: Engine, settings: Settings, token: str | None = None) -> Starlette:
+    """Return the admin application; with a token it asks every caller for it."""
+    gates = [] if token is None else [Middleware(TokenGate, token=token)]
+    app = Starlette(
+        routes=AdminRoutes(engine, settings).routes(),
+        middleware=[Middleware(ErrorBoundary), *gates],
+        exception_handlers={HTTPException: route_error},
+    )
+    app.router.redirect_slashes = False
+    return app

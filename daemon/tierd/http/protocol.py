@@ -1,0 +1,151 @@
+"""uvicorn's side of a connection: bounds on what a client may take, and OpenAI's shape for every refusal.
+
+What uvicorn leaves open, and this closes:
+
+    a request that never ends     it must have come whole within `server.request_timeout_s`, else 408
+    a head that never ends        at most MOST_HEAD_BYTES, else 431
+    connections without number    at most `server.connections`, else 503
+    bytes that are no HTTP        400
+    a wish for another protocol   the request is answered as it stands, the connection then closed
+
+A request that came whole is answered, whatever follows it; what follows is then not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from typing import ClassVar
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tierd.errors import RequestError, UnavailableError
+from tierd.http.errors import HeadTooLargeError, LateRequestError, MalformedRequestError, describe
+from tierd.settings import ServerSettings
+
+MOST_HEAD_BYTES = 64 << 10
+# How long a client that was refused may go on sending before it is cut off; if it were cut off at once, the
+# answer could be lost on its way.
+LINGER_S = 1.0
+# ASGI extension: scope["extensions"][ABORT]["abort"]() cuts the connection off, whatever is still unsent.
+ABORT = "tierd.abort"
+
+
+def protocol(settings: ServerSettings) -> type[Protocol]:
+    """Return the class of a listener's connections."""
+    return type("LimitedProtocol", (Protocol,), {"settings": settings})
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection. Overrides uvicorn's and httptools' callbacks; see there for what calls them when."""
+
+    settings: ClassVar[ServerSettings]
+
+    _deadline: asyncio.TimerHandle | None = None
+    _arriving = False  # some of a request has come, and not all
+    _in_head = False
+    _head_bytes = 0
+    _deaf = False  # what still comes is dropped
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        if len(self.connections) > self.settings.connections:
+            self._refuse(UnavailableError("there are too many connections; try again later"))
+        else:
+            self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has come."""
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._await_request()
+        if self._in_head:
+            self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+            if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
+                self._refuse(_head_too_large())
+        except httptools.HttpParserUpgrade:
+            self._deaf = True
+            self.cycle.keep_alive = False
+        except httptools.HttpParserError as error:
+            what = error.__context__
+            known = what if isinstance(what, RequestError) else MalformedRequestError("this is no HTTP/1.1")
+            self._refuse(known)
+
+    def on_message_begin(self) -> None:
+        """A request has begun to come."""
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}
+        self._arriving = self._in_head = True
+        self._head_bytes = 0
+        self._await_request()
+
+    def on_headers_complete(self) -> None:
+        """Its head has come whole."""
+        self._in_head = False
+        head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if head_bytes > MOST_HEAD_BYTES:
+            raise _head_too_large()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """It has come whole."""
+        super().on_message_complete()
+        self._arriving = False
+        self._stop_waiting()
+
+    def _await_request(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.settings.request_timeout_s, self._late)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        self._deadline = None
+        if self.flow.read_paused:  # the client waits for us
+            self._await_request()
+        elif self._arriving:
+            limit = self.settings.request_timeout_s
+            self._refuse(LateRequestError(f"the request has not come whole within {limit:g} s"))
+        elif self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer what cannot be served and close; stay silent where an earlier request is being answered."""
+        self._stop_waiting()
+        self._deaf = True
+        if self.transport.is_closing():
+            return
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+            return
+        if self.pipeline or (answering and self.cycle.response_started):
+            self.transport.close()
+            return
+        answer = describe(error)
+        head = [f"HTTP/1.1 {answer.status} {http.HTTPStatus(answer.status).phrase}"]
+        head += [f"{name}: {value}" for name, value in answer.headers.items()]
+        head += ["content-type: application/json", f"content-length: {len(answer.body)}", "connection: close"]
+        self.transport.write("\r\n".join(head).encode() + b"\r\n\r\n" + answer.body)
+        self.transport.write_eof()
+        if answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _head_too_large() -> HeadTooLargeError:
+    return HeadTooLargeError(f"the request's head is larger than {MOST_HEAD_BYTES} bytes")

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cli.terminal import terminal
+from live import Gated, Live, wait_until
+
+GREEDY = ("--temperature", "0", "--max-tokens", "24")
+STATS = re.compile(
+    r"prompt \d+ \(cached \d+\), generated 24, first token [\d,]+ ms, [\d,.]+ tokens/s, length\n"
+)
+
+
+def answer(live: Live, *messages: str, model: str = "tiny", system: str = "") -> str:
+    """Return what the model says to a conversation, questions and answers in turn, as GREEDY asks it."""
+    roles = ("user", "assistant") * len(messages)
+    turns = [{"role": role, "content": text} for role, text in zip(roles, messages, strict=False)]
+    if system:
+        turns.insert(0, {"role": "system", "content": system})
+    body = {"model": model, "messages": turns, "temperature": 0, "max_tokens": 24}
+    return live.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+
+
+def piped(url: str, text: str | bytes, *options: str) -> tuple[int, str, str]:
+    """Chat through a pipe; return the exit code, standard output and standard error."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tierd", "chat", "--url", url, *GREEDY, *options],
+        input=text.encode() if isinstance(text, str) else text,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    return run.returncode, run.stdout.decode(), run.stderr.decode()
+
+
+class TestPipe:
+    def test_lines_are_questions_of_one_conversation(self, live: Live) -> None:
+        first = answer(live, "hello")
+        second = answer(live, "hello", first, "again")
+        assert piped(live.url, "hello\n\nagain") == (0, f"{first}\n{second}\n", "")
+
+    def test_options_reach_the_model(self, live: Live) -> None:
+        wanted = answer(live, "hello", model="other", system="be brief")
+        assert piped(live.url, "hello\n", "--model", "other", "--system", "be brief")[1] == f"{wanted}\n"
+        code, out, _ = piped(live.url, "hello\n", "--max-tokens", "1")
+        assert code == 0
+        assert len(out) < len(answer(live, "hello"))
+
+    def test_a_line_may_go_on(self, live: Live) -> None:
+        assert piped(live.url, "one\\\ntwo\n")[1] == answer(live, "one\ntwo") + "\n"
+        assert piped(live.url, "one\\")[1] == answer(live, "one") + "\n"
+
+    def test_bytes_that_are_no_text_are_replaced(self, live: Live) -> None:
+        assert piped(live.url, b"a\xffb\n")[1] == answer(live, "a�b") + "\n"
+
+    def test_the_url_may_be_that_of_the_api(self, live: Live) -> None:
+        assert piped(f"{live.url}/v1/", "hello\n")[1] == answer(live, "hello") + "\n"
+
+    def test_what_is_not_the_models_goes_to_standard_error(self, live: Live) -> None:
+        code, out, err = piped(
+            live.url, "/stats\nhello\n/stats\n/stats on\nhello\n/stats off\n/quit\nhello\n"
+        )
+        assert code == 0
+        assert out.count(answer(live, "hello")) == 1
+        unasked, *lines = err.splitlines(keepends=True)
+        assert unasked == "nothing was asked yet\n"
+        assert len(lines) == 2
+        assert all(STATS.fullmatch(line) for line in lines)
+
+    def test_reset_system_and_retry(self, live: Live) -> None:
+        script = "hello\n/reset\n/system be brief\nhello\n/retry\n/system -\n/reset\nhello\n"
+        plain, brief = answer(live, "hello"), answer(live, "hello", system="be brief")
+        assert plain != brief
+        code, out, err = piped(live.url, script)
+        assert (code, out) == (0, "".join(f"{text}\n" for text in (plain, brief, brief, plain)))
+        assert err.splitlines() == [
+            "the conversation is forgotten",
+            "system prompt: be brief",
+            "system prompt: none",
+            "the conversation is forgotten",
+        ]
+
+    def test_models_can_be_changed(self, live: Live) -> None:
+        code, out, err = piped(live.url, "/model\n/model other\n/model\nhello\n")
+        assert (code, out) == (0, answer(live, "hello", model="other") + "\n")
+        assert err.splitlines() == ["  other", "  tiny", "model: other", "* other", "  tiny"]
+
+    def test_parameters_can_be_changed(self, live: Live) -> None:
+        code, out, err = piped(live.url, "/set max_tokens 1\n/set\nhello\n/set max_tokens -\n/set\n")
+        assert code == 0
+        assert answer(live, "hello").startswith(out.removesuffix("\n"))
+        assert err.splitlines() == ["temperature 0.0, max_tokens 1", "temperature 0.0"]
+
+    def test_a_conversation_is_saved_as_a_request(self, live: Live, tmp_path: Path) -> None:
+        file = tmp_path / "saved.json"
+        assert piped(live.url, f"hello\n/save {file}\n", "--model", "tiny", "--system", "short")[0] == 0
+        said = answer(live, "hello", system="short")
+        request = json.loads(file.read_text())
+        assert request == {
+            "model": "tiny",
+            "temperature": 0.0,
+            "max_tokens": 24,
+            "messages": [
+                {"role": "system", "content": "short"},
+                {"role": "user", "content": "hello"},
+                {"role": "assistant", "content": said},
+            ],
+        }
+        assert live.post("/v1/chat/completions", request).status_code == 200
+
+    def test_help_names_every_command(self, live: Live) -> None:
+        code, out, err = piped(live.url, "/help\n")
+        assert (code, out) == (0, "")
+        for name in ("help", "stats", "reset", "retry", "system", "model", "set", "save", "quit"):
+            assert f"  /{name}" in err
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("/reste", "there is no command /reste; /help lists them"),
+            ("/stats maybe", "/stats takes on, off or nothing, not 'maybe'"),
+            ("/retry", "nothing was asked yet"),
+            ("/set tempo 1", "/set knows temperature, top_k, "),
+            ("/set seed x", "seed takes a whole number, not 'x'; - leaves it to the model"),
+            ("/save", "/save takes the name of a file"),
+            ("/save /", "cannot write /: File exists; choose another file"),
+            ("/model nobody", "there is no model 'nobody'; models served: other, tiny"),
+            ("/set max_tokens 9999\nhello", "shorten the prompt or lower max_tokens"),
+        ],
+    )
+    def test_the_first_error_ends_it_in_one_line(self, live: Live, line: str, message: str) -> None:
+        code, out, err = piped(live.url, f"{line}\n/help\n")
+        assert code == 1
+        assert out.strip() == ""
+        assert err.startswith("tierd: ")
+        assert message in err
+        assert err.count("\n") == 1
+
+
+class TestFaults:
+    """Daemons that are not there, or are none."""
+
+    def fails(self, url: str, *options: str) -> str:
+        code, out, err = piped(url, "hello\n", *options)
+        assert (code, out) == (1, "")
+        (line,) = err.splitlines()
+        return line.removeprefix("tierd: ")
+
+    def test_nobody_listens(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        assert self.fails(url) == f"cannot talk to {url}: Connection refused; is `tierd serve` running?"
+
+    def test_no_such_model(self, live: Live) -> None:
+        assert (
+            self.fails(live.url, "--model", "a/b?") == "there is no model 'a/b?'; models served: other, tiny"
+        )
+
+    def test_no_such_place(self, live: Live) -> None:
+        assert self.fails(f"{live.url}/elsewhere") == "GET /elsewhere/v1/models: there is nothing here"
+
+    @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://x", "http://", "http://x?y"])
+    def test_no_url(self, url: str) -> None:
+        code, _, err = piped(url, "")
+        assert code == 2
+        assert err == f"tierd: --url must be a URL such as http://127.0.0.1:8080, not {url!r}\n"
+
+    def answers(self, *responses: bytes) -> str:
+        """Answer one request after the other with given bytes; return the error that chat shows."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=self._answer, args=(listener, responses))
+            thread.start()
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            line = self.fails(url)
+            thread.join()
+            return line.replace(url, "URL")
+
+    def _answer(self, listener: socket.socket, responses: Sequence[bytes]) -> None:
+        for response in responses:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(response)
+
+    def test_something_that_is_no_daemon(self) -> None:
+        page = b"HTTP/1.0 200 OK\r\n\r\n<html>"
+        assert self.answers(page) == "URL sent what is not JSON; is it tierd?"
+        page = b"HTTP/1.0 502 Bad Gateway\r\n\r\n<html>"
+        assert self.answers(page) == "URL answered 502 Bad Gateway; is it tierd?"
+        assert self.answers(b"").startswith("cannot talk to URL: Remote end closed connection")
+
+    def test_no_model_is_ready(self) -> None:
+        assert (
+            self.answers(b'HTTP/1.0 200 OK\r\n\r\n{"data": []}')
+            == "no model is ready at URL; try again later"
+        )
+
+    @pytest.mark.parametrize(
+        ("frames", "message"),
+        [
+            (b'data: {"error": {"message": "the device\\nis lost"}}\n\n', "the device is lost"),
+            (b'data: {"error": 1}\n\n', "URL sent an error"),
+            (b": keep-alive\n\n", "URL closed the connection in the middle of the answer"),
+            (b"data: {\n\n", "URL sent what is not JSON; is it tierd?"),
+        ],
+    )
+    def test_a_stream_that_fails(self, frames: bytes, message: str) -> None:
+        models = b'HTTP/1.0 200 OK\r\n\r\n{"data": [{"id": "m"}]}'
+        assert self.answers(models, b"HTTP/1.0 200 OK\r\n\r\n" + frames) == message
+
+
+class TestTerminal:
+    @pytest.fixture
+    def environment(self, tmp_path: Path) -> dict[str, str]:
+        return {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+    def test_a_conversation_with_a_person(
+        self, live: Live, environment: dict[str, str], tmp_path: Path
+    ) -> None:
+        first = answer(live, "hello")
+        second = answer(live, "hello", first, "again")
+        seen = re.sub("[\0-\x08\x0b-\x1f\x7f-\x9f]", "�", first)
+        assert seen != first, "the model's answer should hold a control character"
+        with terminal("chat", "--url", live.url, *GREEDY, environment=environment) as person:
+            greeting = person.until("Ctrl-D leaves\n")
+            assert greeting.startswith(f"other or tiny at {live.url}; /help lists the commands")
+            person.until("> ")
+            person.type("hello\n")
+            assert person.until(f"{seen}\n> ").startswith("hello\n")
+            person.type("/nothing\n")
+            person.until("there is no command /nothing; /help lists them\n> ")
+            person.type("/set max_tokens 9999\n")
+            person.until("9999\n> ")
+            person.type("hello\n")
+            person.until("lower max_tokens\n> ")
+            person.type("/set max_tokens 24\n")
+            person.until("24\n> ")
+            person.type("again\n")
+            person.until(re.sub("[\0-\x08\x0b-\x1f\x7f-\x9f]", "�", second) + "\n> ")
+            person.type("/sta\t\n")
+            assert STATS.search(person.until("length\n> ").removesuffix("> "))
+            person.type("\x04")
+            assert person.code() == 0
+        history = tmp_path / "state" / "tierd" / "chat_history"
+        assert history.stat().st_mode & 0o777 == 0o600
+        assert history.read_text().splitlines()[:2] == ["hello", "/nothing"]
+
+    def test_ctrl_c_stops_the_answer_not_the_program(
+        self, gated: Gated, live: Live, environment: dict[str, str]
+    ) -> None:
+        whole = answer(live, "hello")
+        with terminal("chat", "--url", gated.live.url, *GREEDY, environment=environment) as person:
+            person.until("> ")
+            person.type("hello\n")
+            person.until("hello\n")
+            gated.gate.step(8)
+            person.until(whole[:2])
+            person.type("\x03")
+            person.until("stopped; Ctrl-D leaves\n> ")
+            gated.gate.open()
+            wait_until(lambda: gated.live.engine.snapshot.models["tiny"].running == 0)
+            person.type("/stats\n")
+            assert "generated ?" in person.until("broken off\n> ")
+            person.type("/reset\n")
+            person.until("forgotten\n> ")
+            person.type("hello\n")
+            person.until(whole[-4:] + "\n> ")
+            person.type("\x03")
+            person.until("\n> ")
+            person.type("/quit\n")
+            assert person.code() == 0
+
+    def test_lines_of_an_earlier_conversation_come_back(
+        self, live: Live, environment: dict[str, str], tmp_path: Path
+    ) -> None:
+        history = tmp_path / "state" / "tierd" / "chat_history"
+        history.parent.mkdir(parents=True)
+        history.write_text("/set top_k 5\n")
+        with terminal("chat", "--url", live.url, environment=environment) as person:
+            person.until("> ")
+            person.type("\x10\n")
+            person.until("/set top_k 5\n> ")
+            person.type("/set\n")
+            person.until("/set\ntop_k 5\n> ")
+            person.type("\x04")
+            assert person.code() == 0
+
+    def test_a_terminal_with_colours_gets_some(self, live: Live, environment: dict[str, str]) -> None:
+        colours = {**environment, "TERM": "xterm-256color"}
+        with terminal("chat", "--url", live.url, environment=colours) as person:
+            person.until("\033[1;36m> \033[0m")
+            person.type("/nothing\n")
+            person.until("\033[31mthere is no command /nothing; /help lists them\033[0m")
+            person.until("\033[1;36m> \033[0m")
+            person.type("/quit\n")
+            assert person.code() == 0

@@ -1,0 +1,264 @@
+"""Scheduler, page pool and prefix cache under whatever may happen in any order, 10,000 steps of it.
+
+The null device reads every stream's history back through its page table, and a failed step leaves junk
+in its rows: so a page that is lost, shared or reused wrongly gives wrong tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from itertools import accumulate
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine.harness import model
+from engine.null_slot import PAGE_POSITIONS, null_slot, request
+from tierd.backends.null import NullExecutor
+from tierd.chat.stops import text_stream
+from tierd.core import Batch, Chunk, FinishedEvent, Sequence, TextEvent
+from tierd.engine.scheduler import commit, leave, schedule, settle
+from tierd.kv.prefix import _Entry
+
+STEPS = 10_000
+STEPS_EACH = 50
+JUNK = 255
+# Few different tokens, so that prompts often begin alike.
+PROMPTS = st.integers(1, 14).flatmap(lambda n: st.lists(st.integers(0, 2), min_size=n, max_size=n))
+
+
+@functools.cache
+def greedy(prompt: tuple[int, ...], count: int) -> list[int]:
+    """Continue a prompt in one go, without scheduler, pages or cache."""
+    executor = NullExecutor(pages=1, page_positions=64, max_rows=64)
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(np.argmax(executor.run(Batch((Chunk(tokens, 0, (0,), (len(tokens) - 1,)),)))[0])))
+    return tokens
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    """Requests come, leave, fail and are served. There may be too few pages for all that was fed."""
+
+    PAGES = 13
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slot = null_slot(model("null", streams=3), pages=self.PAGES, chunk_rows=5)
+        self.there: list[Sequence] = []  # in order of arrival
+        self.left_in_flight: list[Sequence] = []
+        self.fed: list[list[int]] = []  # what was given back since the last flush
+        self.ends: Counter[str] = Counter()
+        self.count = 0
+
+    # ---- What may happen
+
+    @rule(prompt=PROMPTS, max_tokens=st.integers(1, 10))
+    def submit(self, prompt: list[int], max_tokens: int) -> None:
+        self.count += 1
+        r = request(f"r{self.count}", prompt, max_tokens)
+        sequence = Sequence(r, text_stream(self.slot.tokenizer, ()), list(r.prompt))
+        self.there.append(sequence)
+        self.slot.waiting.append(sequence)
+
+    @precondition(lambda self: self.fed)
+    @rule(data=st.data(), tail=st.lists(st.integers(0, 2), max_size=4), max_tokens=st.integers(1, 10))
+    def take_up_again(self, data: st.DataObject, tail: list[int], max_tokens: int) -> None:
+        """Submit a prompt that goes on from, or branches off near, the end of what was fed before."""
+        history = data.draw(st.sampled_from(self.fed[-8:]))[:20]
+        cut = data.draw(st.integers(0, min(len(history), 5)))
+        self.submit([*history[: len(history) - cut], *tail] or [0], max_tokens)
+
+    @precondition(lambda self: self.slot.step is None)
+    @rule()
+    def begin(self) -> None:
+        slot = self.slot
+        before = len(slot.running)
+        slot.step = schedule(slot)
+        assert bool(slot.step) == bool(self.there)
+        for sequence in slot.running[before:]:
+            self.check_cached(sequence.cached, self.formula(sequence))
+
+    @precondition(lambda self: self.slot.step is not None)
+    @rule()
+    def complete(self) -> None:
+        slot, step = self.slot, self.slot.step
+        assert step is not None
+        best = iter(np.argmax(slot.executor.run(step.batch), axis=1).tolist())
+        tokens = [next(best) if chunk.logit_rows else None for chunk in step.batch.chunks]
+        settle(slot, failed=False)
+        self.those_who_left_are_gone()
+        for sequence, event in commit(slot, step, tokens):
+            assert sequence in self.there
+            if isinstance(event, FinishedEvent):
+                r = sequence.request
+                assert sequence.tokens == greedy(r.prompt, r.max_tokens)
+                assert sequence.fed == len(sequence.tokens) - 1
+                self.end(sequence)
+            else:
+                assert isinstance(event, TextEvent)
+
+    @precondition(lambda self: self.slot.step is not None)
+    @rule()
+    def fail(self) -> None:
+        """The step fails, after it has spoilt its rows; everybody in it ends."""
+        slot, step = self.slot, self.slot.step
+        assert step is not None
+        slot.executor.run(
+            Batch(tuple(Chunk((JUNK,) * len(c.tokens), c.start, c.pages) for c in step.batch.chunks))
+        )
+        settle(slot, failed=True)
+        self.those_who_left_are_gone()
+        for sequence in step.sequences:
+            if sequence in self.there:
+                leave(slot, sequence)
+                self.end(sequence)
+
+    @precondition(lambda self: self.there)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.there))
+        leave(self.slot, sequence)
+        if sequence.pages:
+            self.there.remove(sequence)
+            self.ends[sequence.request.id] += 1
+            self.left_in_flight.append(sequence)
+        else:
+            self.end(sequence)
+
+    @precondition(lambda self: len(self.fed) > 5)  # not so often that nothing is ever found
+    @rule()
+    def flush(self) -> None:
+        cached = self.slot.pool.cached
+        assert self.slot.prefixes.flush() == cached
+        assert len(self.slot.prefixes) == self.slot.pool.cached == 0
+        self.fed.clear()
+
+    # ---- What must be
+
+    def check_cached(self, cached: int, formula: int) -> None:
+        assert cached <= formula
+
+    def formula(self, sequence: Sequence) -> int:
+        """The longest common token prefix with what was fed, but one token at least is left to feed."""
+        prompt = sequence.request.prompt
+        common = (
+            sum(accumulate((a == b for a, b in zip(prompt, fed, strict=False)), min)) for fed in self.fed
+        )
+        return min(max(common, default=0), len(prompt) - 1)
+
+    def end(self, sequence: Sequence) -> None:
+        self.there.remove(sequence)
+        self.ends[sequence.request.id] += 1
+        assert not sequence.pages
+        if sequence.fed:
+            self.fed.append(sequence.tokens[: sequence.fed])
+
+    def those_who_left_are_gone(self) -> None:
+        for sequence in self.left_in_flight:
+            assert not sequence.pages
+            if sequence.fed:
+                self.fed.append(sequence.tokens[: sequence.fed])
+        self.left_in_flight.clear()
+
+    @invariant()
+    def a_step_is_counted(self) -> None:
+        PrefixMachine.steps += 1
+
+    @invariant()
+    def first_come_first_served(self) -> None:
+        assert [*self.slot.running, *self.slot.waiting] == self.there
+
+    @invariant()
+    def one_end_each(self) -> None:
+        assert set(self.ends.values()) <= {1}
+        assert len(self.ends) + len(self.there) == self.count
+
+    @invariant()
+    def no_page_is_lost_or_owned_by_another(self) -> None:
+        slot, pool = self.slot, self.slot.pool
+        holders = [*slot.running, *self.left_in_flight]
+        assert not any(sequence.pages for sequence in slot.waiting)
+        owners = Counter(page for sequence in holders for page in sequence.pages)
+        assert [pool.references(page) for page in range(pool.total)] == [
+            owners[page] for page in range(pool.total)
+        ]
+        assert all(len(set(sequence.pages)) == len(sequence.pages) for sequence in holders)
+        assert pool.used == len(owners)
+        assert pool.free + pool.cached + pool.used == pool.total
+        assert pool.reserved == sum(slot.pages_needed(s.request) - len(s.pages) for s in holders)
+        assert pool.reserved <= pool.free + pool.cached
+        for sequence in holders:
+            for page in sequence.pages[sequence.fed // PAGE_POSITIONS :]:
+                assert owners[page] == 1, "a page to be written has two owners"
+                assert page not in slot.prefixes._entries, "a page to be written is cached"
+
+    @invariant()
+    def the_index_is_no_larger_than_what_it_points_to(self) -> None:
+        pool, cache = self.slot.pool, self.slot.prefixes
+        assert pool.cached <= len(cache) <= pool.cached + pool.used <= pool.total
+        assert sum(len(siblings) for siblings in cache._after.values()) == len(cache)
+        assert all(cache._after.values())
+        assert len(cache._whole) <= len(cache)
+
+    @invariant()
+    def every_cached_page_holds_what_its_key_says(self) -> None:
+        found = 0
+        followers: list[tuple[bytes, _Entry]] = [(b"", e) for e in self.slot.prefixes._after.get(b"", ())]
+        while followers:
+            before, entry = followers.pop()
+            assert entry.before == before
+            rows = self.slot.executor._tokens[entry.page]  # type: ignore[attr-defined]
+            tokens = np.frombuffer(entry.tokens, "<u4")
+            assert (rows[: len(tokens)] == tokens).all()
+            found += 1
+            if entry.key is not None:
+                assert len(tokens) == PAGE_POSITIONS
+                followers += [(entry.key, e) for e in self.slot.prefixes._after.get(entry.key, ())]
+        assert found == len(self.slot.prefixes)
+
+    def teardown(self) -> None:
+        """Serve all who are left, then look at the books at rest, and after a flush."""
+        while self.there or self.slot.step:
+            if self.slot.step is None:
+                self.begin()
+            self.complete()
+        self.no_page_is_lost_or_owned_by_another()
+        pool = self.slot.pool
+        assert pool.free + pool.cached == pool.total
+        assert len(self.slot.prefixes) == pool.cached
+        self.slot.prefixes.flush()
+        assert pool.free == pool.total
+        assert not self.slot.prefixes._after
+        assert not self.slot.prefixes._whole
+        assert self.ends == Counter(f"r{number + 1}" for number in range(self.count))
+
+
+class RoomyMachine(PrefixMachine):
+    """There are pages for all that is ever fed, so what is cached is just what the formula says."""
+
+    PAGES = 500
+
+    def check_cached(self, cached: int, formula: int) -> None:
+        assert cached == formula
+
+
+def test_ten_thousand_steps() -> None:
+    for machine, examples in ((PrefixMachine, 200), (RoomyMachine, 60)):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=examples, stateful_step_count=STEPS_EACH, deadline=None, derandomize=True
+            ),
+        )
+    assert PrefixMachine.steps >= STEPS, PrefixMachine.steps
