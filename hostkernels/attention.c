@@ -19,6 +19,8 @@ static void read_tile(const hk_attention_job *job, const uint8_t *page, int from
                       float *values, int64_t stride)
 {
     const hk_kernels *kernels = hk_kernels_get();
+    /* Values come from memory while keys are read. */
+    hk_prefetch(page + job->v_offset + from * job->row_bytes, (int)((to - from) * job->row_bytes));
     for (int s = from / HK_LANES; s * HK_LANES < to; s++)
         kernels->read_keys(job->codec, page + job->k_offset + s * HK_LANES * job->row_bytes, job->head_size,
                            keys + s * HK_LANES * job->head_size);
@@ -53,13 +55,15 @@ void hk_attention(const hk_attention_job *job, float *scratch)
         const int64_t start = tile * HK_PAGE;
         read_tile(job, job->base + job->pages[tile] * job->page_bytes, (int)hk_max(0, first_seen - start),
                   (int)hk_min(HK_PAGE, last_seen + 1 - start), keys, values, stride);
-        for (int i = 0; i < queries; i++) {
-            const int64_t position = job->positions[i / job->heads];
+        for (int row = 0; row < job->rows; row++) {
+            const int64_t position = job->positions[row];
             const int64_t lowest = job->window ? position - job->window + 1 : 0;
             const int from = (int)hk_max(0, lowest - start);
             const int to = (int)hk_min(HK_PAGE, position + 1 - start);
+            const int64_t first = (int64_t)row * job->heads;
             if (from < to)
-                kernels->attend(q + i * stride, &tile_rows, from, to, job->scale, &state[i], out + i * stride);
+                kernels->attend(q + first * stride, job->heads, &tile_rows, from, to, job->scale, &state[first],
+                                out + first * stride);
         }
     }
 

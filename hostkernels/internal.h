@@ -30,6 +30,16 @@ static inline int64_t hk_round_up(int64_t value, int64_t multiple)
 static inline int64_t hk_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t hk_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* How far ahead of the block at work weights are asked for: far enough for the memory's latency, near enough
+ * to stay in the first-level cache. The next group follows the last block, so that it is asked for as well. */
+enum { HK_AHEAD = 4096 };
+
+static inline void hk_prefetch(const uint8_t *src, int bytes)
+{
+    for (int line = 0; line < bytes; line += 64)
+        __builtin_prefetch(src + line);
+}
+
 /* The contiguous share [*first, *last) of `count` items that falls to one of `parts`. */
 static inline void hk_share(int64_t count, int part, int parts, int64_t *first, int64_t *last)
 {
@@ -218,9 +228,9 @@ typedef struct hk_kernels {
     /* A strip of 16 stored keys -> (head_size, HK_LANES); a stored value row -> floats. */
     void (*read_keys)(int codec, const uint8_t *strip, int head_size, float *dst);
     void (*read_values)(int codec, const uint8_t *row, int head_size, float *dst);
-    /* Let one query see positions [from, to) of a tile and fold them into its running softmax and its
-     * weighted values `out` (stride). */
-    void (*attend)(const float *q, const hk_tile_rows *tile, int from, int to, float scale,
+    /* Let `queries` queries, `stride` floats apart, see positions [from, to) of a tile and fold them into
+     * their running softmax and their weighted values `out`. Each is computed as it would be alone. */
+    void (*attend)(const float *q, int queries, const hk_tile_rows *tile, int from, int to, float scale,
                    hk_running *state, float *out);
 } hk_kernels;
 

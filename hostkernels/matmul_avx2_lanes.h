@@ -191,6 +191,8 @@ matmul(load_block load, int bytes, int halves, int together, int offset, bool mi
                 const int64_t end = hk_segment_start(act->blocks, s + 1);
                 for (int64_t at = hk_segment_start(act->blocks, s); at < end; at++) {
                     block w;
+                    if (side == 0)
+                        hk_prefetch(group + at * bytes + HK_AHEAD, bytes);
                     load(group + at * bytes, side, &w);
                     for (int64_t m = 0; m < tile_rows; m++) {
                         const int64_t i = (first_row + tile_row + m) * act->blocks + at;

@@ -151,6 +151,7 @@ matmul(load_block load, int bytes, int halves, int offset, bool mins, const uint
             const int64_t end = hk_segment_start(act->blocks, s + 1);
             for (int64_t at = hk_segment_start(act->blocks, s); at < end; at++) {
                 block w;
+                hk_prefetch(group + at * bytes + HK_AHEAD, bytes);
                 load(group + at * bytes, &w);
                 for (int64_t m = 0; m < tile_rows; m++) {
                     const int64_t i = (first_row + tile_row + m) * act->blocks + at;

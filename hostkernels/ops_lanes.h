@@ -7,6 +7,13 @@
  */
 #include "lanes.h"
 
+/* Queries that attend together, and lanes of values that are summed at once: as many as registers hold. */
+#if LANES_WIDTH == 16
+enum { OPS_QUERIES = 3, OPS_COLUMNS = 4 };
+#else
+enum { OPS_QUERIES = 2, OPS_COLUMNS = 2 };
+#endif
+
 #define OPS_JOIN_(a, b) a##_##b
 #define OPS_JOIN(a, b) OPS_JOIN_(a, b)
 #define OPS_NAME(name) OPS_JOIN(name, OPS_LEVEL)
@@ -160,23 +167,33 @@ static void OPS_NAME(read_values)(int codec, const uint8_t *row, int head_size, 
     }
 }
 
-/* out = out * keep + (weighted sum of values) * take, for `count` lanes from column d on. */
-static inline void OPS_NAME(fold)(const hk_tile_rows *tile, const float *weight, int from, int to, int64_t d,
-                                  int count, float keep, float take, float *out)
+/* How much of a query's running values stays, and how much of the tile's is taken. */
+typedef struct shares {
+    float keep;
+    float take;
+} shares;
+
+/* out = out * keep + (weighted sum of values) * take, for `count` lanes from column d on, query by query. */
+static inline __attribute__((always_inline)) void
+OPS_NAME(fold)(int queries, const hk_tile_rows *tile, const float weight[][HK_PAGE], int from, int to, int64_t d,
+               int count, const shares *share, float *out)
 {
-    hk_lanes weighted[4];
-    for (int i = 0; i < count; i++)
-        weighted[i] = lanes_zero();
-    for (int p = from; p < to; p++) {
-        const hk_lanes factor = lanes_splat(weight[p]);
-        for (int i = 0; i < count; i++)
-            weighted[i]
-                = lanes_mul_add(lanes_load(tile->values + p * tile->stride + d + i * HK_LANES), factor, weighted[i]);
-    }
-    for (int i = 0; i < count; i++) {
-        float *at = out + d + i * HK_LANES;
-        lanes_store(at, lanes_mul_add(weighted[i], lanes_splat(take), lanes_mul(lanes_load(at), lanes_splat(keep))));
-    }
+    hk_lanes weighted[OPS_QUERIES][4];
+    for (int i = 0; i < queries; i++)
+        for (int c = 0; c < count; c++)
+            weighted[i][c] = lanes_zero();
+    for (int p = from; p < to; p++)
+        for (int c = 0; c < count; c++) {
+            const hk_lanes values = lanes_load(tile->values + p * tile->stride + d + c * HK_LANES);
+            for (int i = 0; i < queries; i++)
+                weighted[i][c] = lanes_mul_add(values, lanes_splat(weight[i][p]), weighted[i][c]);
+        }
+    for (int i = 0; i < queries; i++)
+        for (int c = 0; c < count; c++) {
+            float *at = out + i * tile->stride + d + c * HK_LANES;
+            const hk_lanes kept = lanes_mul(lanes_load(at), lanes_splat(share[i].keep));
+            lanes_store(at, lanes_mul_add(weighted[i][c], lanes_splat(share[i].take), kept));
+        }
 }
 
 /* Scores of 16 positions from `first` on; -infinity outside [from, to). */
@@ -190,43 +207,62 @@ static inline hk_lanes OPS_NAME(masked)(hk_lanes score, int first, int from, int
     return lanes_load(lanes);
 }
 
-static void OPS_NAME(attend)(const float *q, const hk_tile_rows *tile, int from, int to, float scale,
-                             hk_running *state, float *out)
+/* `queries` is a constant at each use. Queries share the loads of keys and values, nothing else. */
+static inline __attribute__((always_inline)) void
+OPS_NAME(attend_together)(int queries, const float *q, const hk_tile_rows *tile, int from, int to, float scale,
+                          hk_running *state, float *out)
 {
-    hk_lanes score[HK_STRIPS];
-    for (int s = 0; s < HK_STRIPS; s++)
-        score[s] = lanes_zero();
-    for (int d = 0; d < tile->head_size; d++) {
-        const hk_lanes factor = lanes_splat(q[d]);
+    hk_lanes score[OPS_QUERIES][HK_STRIPS];
+    for (int i = 0; i < queries; i++)
         for (int s = 0; s < HK_STRIPS; s++)
-            score[s] = lanes_mul_add(lanes_load(tile->keys + (s * tile->head_size + d) * HK_LANES), factor,
-                                     score[s]);
-    }
-    hk_lanes top = lanes_splat(-INFINITY);
-    for (int s = 0; s < HK_STRIPS; s++) {
-        score[s] = lanes_mul(score[s], lanes_splat(scale));
-        if (s * HK_LANES < from || (s + 1) * HK_LANES > to)
-            score[s] = OPS_NAME(masked)(score[s], s * HK_LANES, from, to);
-        top = lanes_max(score[s], top);
-    }
-    const float most = lanes_most(top);
-    float weight[HK_PAGE];
-    hk_lanes sum = lanes_zero();
-    for (int s = 0; s < HK_STRIPS; s++) {
-        const hk_lanes weights = lanes_exp(lanes_add(score[s], lanes_splat(-most)));
-        lanes_store(weight + s * HK_LANES, weights);
-        sum = lanes_add(sum, weights);
+            score[i][s] = lanes_zero();
+    for (int d = 0; d < tile->head_size; d++)
+        for (int s = 0; s < HK_STRIPS; s++) {
+            const hk_lanes keys = lanes_load(tile->keys + (s * tile->head_size + d) * HK_LANES);
+            for (int i = 0; i < queries; i++)
+                score[i][s] = lanes_mul_add(keys, lanes_splat(q[i * tile->stride + d]), score[i][s]);
+        }
+
+    float weight[OPS_QUERIES][HK_PAGE];
+    shares share[OPS_QUERIES];
+    for (int i = 0; i < queries; i++) {
+        hk_lanes top = lanes_splat(-INFINITY);
+        for (int s = 0; s < HK_STRIPS; s++) {
+            score[i][s] = lanes_mul(score[i][s], lanes_splat(scale));
+            if (s * HK_LANES < from || (s + 1) * HK_LANES > to)
+                score[i][s] = OPS_NAME(masked)(score[i][s], s * HK_LANES, from, to);
+            top = lanes_max(score[i][s], top);
+        }
+        const float most = lanes_most(top);
+        hk_lanes sum = lanes_zero();
+        for (int s = 0; s < HK_STRIPS; s++) {
+            const hk_lanes weights = lanes_exp(lanes_add(score[i][s], lanes_splat(-most)));
+            lanes_store(weight[i] + s * HK_LANES, weights);
+            sum = lanes_add(sum, weights);
+        }
+        const float highest = most > state[i].most ? most : state[i].most;
+        share[i] = (shares){hk_exp(state[i].most - highest), hk_exp(most - highest)};
+        state[i].sum = state[i].sum * share[i].keep + lanes_sum(sum) * share[i].take;
+        state[i].most = highest;
     }
 
-    const float highest = most > state->most ? most : state->most;
-    const float keep = hk_exp(state->most - highest), take = hk_exp(most - highest);
-    state->sum = state->sum * keep + lanes_sum(sum) * take;
-    state->most = highest;
     int64_t d = 0;
-    for (; d + 4 * HK_LANES <= tile->stride; d += 4 * HK_LANES)
-        OPS_NAME(fold)(tile, weight, from, to, d, 4, keep, take, out);
+    for (; d + OPS_COLUMNS * HK_LANES <= tile->stride; d += OPS_COLUMNS * HK_LANES)
+        OPS_NAME(fold)(queries, tile, weight, from, to, d, OPS_COLUMNS, share, out);
     for (; d < tile->stride; d += HK_LANES)
-        OPS_NAME(fold)(tile, weight, from, to, d, 1, keep, take, out);
+        OPS_NAME(fold)(queries, tile, weight, from, to, d, 1, share, out);
+}
+
+static void OPS_NAME(attend)(const float *q, int queries, const hk_tile_rows *tile, int from, int to, float scale,
+                             hk_running *state, float *out)
+{
+    int i = 0;
+    for (; i + OPS_QUERIES <= queries; i += OPS_QUERIES)
+        OPS_NAME(attend_together)(OPS_QUERIES, q + i * tile->stride, tile, from, to, scale, state + i,
+                                  out + i * tile->stride);
+    for (; i < queries; i++)
+        OPS_NAME(attend_together)(1, q + i * tile->stride, tile, from, to, scale, state + i,
+                                  out + i * tile->stride);
 }
 
 /* ---- Matmuls with float weights ------------------------------------------------------------------ */
