@@ -3,6 +3,9 @@
  */
 #include "internal.h"
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -52,5 +55,12 @@ const hk_kernels *hk_kernels_get(void)
 }
 
 const char *hk_level(void) { return hk_kernels_get()->level; }
+
+void hk_trim(void)
+{
+#if defined(__GLIBC__)
+    malloc_trim(0);
+#endif
+}
 
 int hk_abi_version(void) { return HK_ABI_VERSION; }

@@ -30,7 +30,7 @@
 #endif
 
 /* cffi: begin */
-enum { HK_ABI_VERSION = 2 }; /* the Python side refuses a library of another */
+enum { HK_ABI_VERSION = 3 }; /* the Python side refuses a library of another */
 
 enum {
     HK_BLOCK = 32,   /* columns quantised together */
@@ -59,7 +59,9 @@ enum hk_layout {
     HK_LAYOUT_Q6X16 = 6,   /* signed 6 bits, scale per 16 */
     HK_LAYOUT_Q3X16 = 7,   /* signed 3 bits, scale per 16 */
     HK_LAYOUT_Q2X16 = 8,   /* unsigned 2 bits, scale and min per 16 */
-    HK_LAYOUTS = 9
+    HK_LAYOUT_Q4SX16 = 9,  /* 4 bits less 8, scale per 32 */
+    HK_LAYOUT_Q5SX16 = 10, /* 5 bits less 16, scale per 32 */
+    HK_LAYOUTS = 11
 };
 
 /* K/V codecs. q8_0 and tq4 keep a row rotated (signs, orthonormal Walsh-Hadamard transform), in 34 and 18 bytes
@@ -70,6 +72,9 @@ int hk_abi_version(void);
 
 /* The level chosen once for this process: "portable". HOSTKERNELS_LEVEL can only force it down. */
 const char *hk_level(void);
+
+/* Give memory that is free in the heap back to the system, where the C library can. */
+void hk_trim(void);
 
 /* ---- Weights ---------------------------------------------------------------------------------- */
 

@@ -12,7 +12,9 @@
  *
  *   q8    8 vectors of signed bytes, scales                        544 bytes
  *   q4    nibbles, scales, mins                                    320
+ *   q4s   nibbles, scales; the min of a row is -8 scales           288
  *   q5    nibbles, bits (bit 4), scales, mins                     384
+ *   q5s   nibbles, bits (bit 4), scales; the min is -16 scales     352
  *   q6    nibbles, pairs (bits 4 and 5), 2 scales; stored + 32     448
  *   q3    pairs, bits (bit 2), 2 scales; stored + 4               256
  *   q2    pairs, 2 scales, 2 mins                                  256
@@ -150,6 +152,28 @@ static void decode_q4(const uint8_t *src, hk_tile *dst)
     get_scales(src + NIBBLES + SCALES, dst->min[0]);
 }
 
+static void encode_q4s(const hk_source_tile *src, uint8_t *dst)
+{
+    uint8_t q[HK_LANES][HK_BLOCK];
+    to_unsigned(src, 0, q);
+    put_nibbles(dst, q);
+    put_scales(dst + NIBBLES, src->scale, 0);
+}
+
+/* dst = -half * scale, exactly: half is a power of two. */
+static void set_mins(const float scale[HK_LANES], float half, float dst[HK_LANES])
+{
+    for (int lane = 0; lane < HK_LANES; lane++)
+        dst[lane] = -half * scale[lane];
+}
+
+static void decode_q4s(const uint8_t *src, hk_tile *dst)
+{
+    get_nibbles(src, dst->q);
+    get_scales(src + NIBBLES, dst->scale[0]);
+    set_mins(dst->scale[0], 8.0f, dst->min[0]);
+}
+
 static void encode_q5(const hk_source_tile *src, uint8_t *dst)
 {
     uint8_t q[HK_LANES][HK_BLOCK];
@@ -166,6 +190,23 @@ static void decode_q5(const uint8_t *src, hk_tile *dst)
     get_bits(src + NIBBLES, 4, dst->q);
     get_scales(src + NIBBLES + BITS, dst->scale[0]);
     get_scales(src + NIBBLES + BITS + SCALES, dst->min[0]);
+}
+
+static void encode_q5s(const hk_source_tile *src, uint8_t *dst)
+{
+    uint8_t q[HK_LANES][HK_BLOCK];
+    to_unsigned(src, 0, q);
+    put_nibbles(dst, q);
+    put_bits(dst + NIBBLES, q, 4);
+    put_scales(dst + NIBBLES + BITS, src->scale, 0);
+}
+
+static void decode_q5s(const uint8_t *src, hk_tile *dst)
+{
+    get_nibbles(src, dst->q);
+    get_bits(src + NIBBLES, 4, dst->q);
+    get_scales(src + NIBBLES + BITS, dst->scale[0]);
+    set_mins(dst->scale[0], 16.0f, dst->min[0]);
 }
 
 static void encode_q6(const hk_source_tile *src, uint8_t *dst)
@@ -280,6 +321,8 @@ const hk_layout_info hk_layout_table[HK_LAYOUTS] = {
     [HK_LAYOUT_BF16X16] = {"bf16x16", 1024, 0, NULL, NULL, encode_bf16, decode_bf16},
     [HK_LAYOUT_Q8X16] = {"q8x16", 544, 1, encode_q8, decode_q8, NULL, NULL},
     [HK_LAYOUT_Q4X16] = {"q4x16", 320, 1, encode_q4, decode_q4, NULL, NULL},
+    [HK_LAYOUT_Q4SX16] = {"q4sx16", 288, 1, encode_q4s, decode_q4s, NULL, NULL},
+    [HK_LAYOUT_Q5SX16] = {"q5sx16", 352, 1, encode_q5s, decode_q5s, NULL, NULL},
     [HK_LAYOUT_Q5X16] = {"q5x16", 384, 1, encode_q5, decode_q5, NULL, NULL},
     [HK_LAYOUT_Q6X16] = {"q6x16", 448, 2, encode_q6, decode_q6, NULL, NULL},
     [HK_LAYOUT_Q3X16] = {"q3x16", 256, 2, encode_q3, decode_q3, NULL, NULL},

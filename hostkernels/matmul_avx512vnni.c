@@ -73,6 +73,28 @@ static inline void load_q5(const uint8_t *src, block *out)
     out->min[0] = load_halves(src + NIBBLES + BITS + SCALES);
 }
 
+/* Minima that are -half scales. */
+static inline void set_mins(block *out, float half)
+{
+    out->min[0] = _mm512_mul_ps(out->scale[0], _mm512_set1_ps(-half));
+}
+
+static inline void load_q4s(const uint8_t *src, block *out)
+{
+    load_nibbles(src, out->quad);
+    out->scale[0] = load_halves(src + NIBBLES);
+    set_mins(out, 8.0f);
+}
+
+static inline void load_q5s(const uint8_t *src, block *out)
+{
+    load_nibbles(src, out->quad);
+    for (int q = 0; q < QUADS; q++)
+        out->quad[q] = _mm512_or_si512(out->quad[q], bit_of(src + NIBBLES, q, 4));
+    out->scale[0] = load_halves(src + NIBBLES + BITS);
+    set_mins(out, 16.0f);
+}
+
 static inline void load_q6(const uint8_t *src, block *out)
 {
     load_nibbles(src, out->quad);
@@ -179,6 +201,8 @@ matmul(load_block load, int bytes, int halves, int offset, bool mins, const uint
 KERNEL(q8x16, load_q8, 544, 1, 128, false)
 KERNEL(q4x16, load_q4, 320, 1, 0, true)
 KERNEL(q5x16, load_q5, 384, 1, 0, true)
+KERNEL(q4sx16, load_q4s, 288, 1, 0, true)
+KERNEL(q5sx16, load_q5s, 352, 1, 0, true)
 KERNEL(q6x16, load_q6, 448, 2, 32, false)
 KERNEL(q3x16, load_q3, 256, 2, 4, false)
 KERNEL(q2x16, load_q2, 256, 2, 0, true)
@@ -188,6 +212,8 @@ void hk_matmul_avx512vnni(hk_kernels *kernels)
     kernels->matmul[HK_LAYOUT_Q8X16] = matmul_q8x16_avx512vnni;
     kernels->matmul[HK_LAYOUT_Q4X16] = matmul_q4x16_avx512vnni;
     kernels->matmul[HK_LAYOUT_Q5X16] = matmul_q5x16_avx512vnni;
+    kernels->matmul[HK_LAYOUT_Q4SX16] = matmul_q4sx16_avx512vnni;
+    kernels->matmul[HK_LAYOUT_Q5SX16] = matmul_q5sx16_avx512vnni;
     kernels->matmul[HK_LAYOUT_Q6X16] = matmul_q6x16_avx512vnni;
     kernels->matmul[HK_LAYOUT_Q3X16] = matmul_q3x16_avx512vnni;
     kernels->matmul[HK_LAYOUT_Q2X16] = matmul_q2x16_avx512vnni;

@@ -97,6 +97,8 @@ static inline void matmul_quantised(int layout, int halves, int terms, const uin
 QUANTISED(q8x16, HK_LAYOUT_Q8X16, 1, TERMS_Q8)
 QUANTISED(q4x16, HK_LAYOUT_Q4X16, 1, TERMS_Q4)
 QUANTISED(q5x16, HK_LAYOUT_Q5X16, 1, TERMS_Q5)
+QUANTISED(q4sx16, HK_LAYOUT_Q4SX16, 1, TERMS_Q4)
+QUANTISED(q5sx16, HK_LAYOUT_Q5SX16, 1, TERMS_Q5)
 QUANTISED(q6x16, HK_LAYOUT_Q6X16, 2, TERMS_Q6)
 QUANTISED(q3x16, HK_LAYOUT_Q3X16, 2, TERMS_Q3)
 QUANTISED(q2x16, HK_LAYOUT_Q2X16, 2, TERMS_Q2)
@@ -106,6 +108,8 @@ void hk_matmul_portable(hk_kernels *kernels)
     kernels->matmul[HK_LAYOUT_Q8X16] = matmul_q8x16_portable;
     kernels->matmul[HK_LAYOUT_Q4X16] = matmul_q4x16_portable;
     kernels->matmul[HK_LAYOUT_Q5X16] = matmul_q5x16_portable;
+    kernels->matmul[HK_LAYOUT_Q4SX16] = matmul_q4sx16_portable;
+    kernels->matmul[HK_LAYOUT_Q5SX16] = matmul_q5sx16_portable;
     kernels->matmul[HK_LAYOUT_Q6X16] = matmul_q6x16_portable;
     kernels->matmul[HK_LAYOUT_Q3X16] = matmul_q3x16_portable;
     kernels->matmul[HK_LAYOUT_Q2X16] = matmul_q2x16_portable;

@@ -122,7 +122,7 @@ def test_zero_and_non_finite_activations() -> None:
 def test_formats_share_few_layouts() -> None:
     _, lib = library.load()
     layouts = {entry.name: layout_of(entry) for entry in FORMATS}
-    assert layouts["Q4_0"] == layouts["Q4_1"] == layouts["Q4_K"] == lib.HK_LAYOUT_Q4X16
-    assert layouts["Q5_0"] == layouts["Q5_1"] == layouts["Q5_K"] == lib.HK_LAYOUT_Q5X16
+    assert layouts["Q4_1"] == layouts["Q4_K"] == lib.HK_LAYOUT_Q4X16
+    assert layouts["Q5_1"] == layouts["Q5_K"] == lib.HK_LAYOUT_Q5X16
     assert len(set(layouts.values())) == lib.HK_LAYOUTS
     assert lib.hk_layout_of(9) == -1

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tierd.errors import TierdError
 
-_ABI_VERSION = 2
+_ABI_VERSION = 3
 _LIBRARY = "libhostkernels.so"
 LEVELS = ("portable", "avx2", "avx512vnni")  # in ascending order; a machine may lack the upper ones
 _HEADER = "hostkernels.h"
@@ -62,6 +62,12 @@ def level() -> str:
     """Return the name of the kernels' active CPU level."""
     ffi, lib = load()
     return str(ffi.string(lib.hk_level()).decode())
+
+
+def trim() -> None:
+    """Give memory that is free in the heap back to the system."""
+    _, lib = load()
+    lib.hk_trim()
 
 
 def pointer(array: npt.NDArray[Any], ctype: str) -> Any:
