@@ -279,6 +279,35 @@ class TestTerminal:
             person.type("/quit\n")
             assert person.code() == 0
 
+    def test_a_retry_without_an_answer_keeps_the_last_one(
+        self, live: Live, gated: Gated, environment: dict[str, str], tmp_path: Path
+    ) -> None:
+        said, file = answer(live, "hello"), tmp_path / "saved.json"
+        with terminal("chat", "--url", gated.live.url, *GREEDY, environment=environment) as person:
+            person.until("> ")
+            person.type("hello\n")
+            person.until("hello\n")
+            gated.gate.step(24)
+            person.until("\n> ")
+            person.type("/set max_tokens 9999\n")
+            person.until("9999\n> ")
+            person.type("/retry\n")
+            person.until("lower max_tokens\n> ")
+            person.type("/set max_tokens 24\n")
+            person.until("24\n> ")
+            person.type("/retry\n")
+            person.until("/retry\n")
+            wait_until(lambda: gated.live.engine.snapshot.models["tiny"].running == 1)
+            person.type("\x03")
+            person.until("stopped; Ctrl-D leaves\n> ")
+            person.type(f"/save {file}\n")
+            person.until("saved to ")
+            person.until("\n> ")
+        assert json.loads(file.read_text())["messages"] == [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": said},
+        ]
+
     def test_lines_of_an_earlier_conversation_come_back(
         self, live: Live, environment: dict[str, str], tmp_path: Path
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -104,10 +104,14 @@ class Repl:
             self.ask(line)
 
     def ask(self, text: str) -> None:
-        """Ask a question and print the answer as it comes."""
+        """Ask a question and print the answer."""
+        self.show(self.conversation.ask(text))
+
+    def show(self, answer: Generator[str, None, None]) -> None:
+        """Print an answer as it comes."""
         last, answered = "", True
         try:
-            with closing(self.conversation.ask(text)) as pieces:
+            with closing(answer) as pieces:
                 for piece in pieces:
                     self.write(piece)
                     last = piece
@@ -150,10 +154,9 @@ class Repl:
         self.note("the conversation is forgotten")
 
     def _retry(self, rest: str) -> None:
-        question = self.conversation.retract()
-        if question is None:
+        if not self.conversation.messages:
             raise CommandError("nothing was asked yet")
-        self.ask(question)
+        self.show(self.conversation.retry())
 
     def _system(self, rest: str) -> None:
         if rest:
@@ -231,10 +234,10 @@ class Terminal(Repl):
             except (CommandError, DaemonError) as error:
                 self._console.print(str(error), style="red", markup=False)
 
-    def ask(self, text: str) -> None:
-        """Ask a question and print the answer as it comes, up to Ctrl-C."""
+    def show(self, answer: Generator[str, None, None]) -> None:
+        """Print an answer as it comes, up to Ctrl-C."""
         try:
-            super().ask(text)
+            super().show(answer)
         except KeyboardInterrupt:
             self.note("stopped; Ctrl-D leaves")
 

@@ -58,14 +58,24 @@ class Conversation:
         An answer that is broken off, by closing the iterator too, is remembered as far as it came; a
         question that got no answer is forgotten.
         """
-        self.messages.append({"role": "user", "content": text})
+        return self._answer(self.messages, text)
+
+    def retry(self) -> Generator[str, None, None]:
+        """Ask the last question again, of which there must be one. Raises DaemonError.
+
+        The answer takes the place of the last one, which stays when there is none.
+        """
+        return self._answer(self.messages[:-2], self.messages[-2]["content"])
+
+    def _answer(self, before: list[dict[str, str]], text: str) -> Generator[str, None, None]:
+        asked = [*before, {"role": "user", "content": text}]
         pieces: list[str] = []
         usage: dict[str, Any] = {}
         reason: str | None = None
         started = time.monotonic()
         first = None
         try:
-            for event in self.client.stream("/v1/chat/completions", self._wanted()):
+            for event in self.client.stream("/v1/chat/completions", self._wanted(asked)):
                 usage = event.get("usage") or usage
                 for choice in event.get("choices") or ():
                     reason = choice.get("finish_reason") or reason
@@ -76,18 +86,8 @@ class Conversation:
                         yield piece
         finally:
             if pieces or reason:
-                self.messages.append({"role": "assistant", "content": "".join(pieces)})
+                self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
                 self.stats = _measure(usage, reason or "broken off", started, first, time.monotonic())
-            else:
-                self.messages.pop()
-
-    def retract(self) -> str | None:
-        """Forget the last question and its answer; return the question, None when there was none."""
-        if not self.messages:
-            return None
-        question = self.messages[-2]["content"]
-        del self.messages[-2:]
-        return question
 
     def reset(self) -> None:
         """Forget all messages; the system prompt stays."""
@@ -96,12 +96,15 @@ class Conversation:
 
     def request(self) -> dict[str, Any]:
         """Return the conversation as a body for /v1/chat/completions."""
+        return self._request(self.messages)
+
+    def _request(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         model = {} if self.model is None else {"model": self.model}
-        return {**model, **self.parameters, "messages": [*system, *self.messages]}
+        return {**model, **self.parameters, "messages": [*system, *messages]}
 
-    def _wanted(self) -> dict[str, Any]:
-        return {**self.request(), "stream": True, "stream_options": {"include_usage": True}}
+    def _wanted(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+        return {**self._request(messages), "stream": True, "stream_options": {"include_usage": True}}
 
 
 def _measure(usage: dict[str, Any], reason: str, started: float, first: float | None, ended: float) -> Stats:
