@@ -132,6 +132,13 @@ class TestPipe:
             ("/set tempo 1", "/set knows temperature, top_k, "),
             ("/set seed x", "seed takes a whole number, not 'x'; - leaves it to the model"),
             ("/save", "/save takes the name of a file"),
+            (
+                "/set temperature nan",
+                "temperature takes a finite number, not 'nan'; - leaves it to the model",
+            ),
+            ("/set top_p 1e400", "top_p takes a finite number, not '1e400'"),
+            ("/save ~no-such-user/x", "/save takes the name of a file, not '~no-such-user/x'"),
+            ("/save a\0b", "/save takes the name of a file, not 'a\\x00b'"),
             ("/save /", "cannot write /: File exists; choose another file"),
             ("/model nobody", "there is no model 'nobody'; models served: other, tiny"),
             ("/set max_tokens 9999\nhello", "shorten the prompt or lower max_tokens"),
@@ -168,11 +175,30 @@ class TestFaults:
     def test_no_such_place(self, live: Live) -> None:
         assert self.fails(f"{live.url}/elsewhere") == "GET /elsewhere/v1/models: there is nothing here"
 
-    @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://x", "http://", "http://x?y"])
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "127.0.0.1:8080",
+            "ftp://x",
+            "http://",
+            "http://x?y",
+            "http://h:99999",
+            "http://h:abc",
+            "http://[::1",
+            "http://a..b",
+            "http://a b",
+            "http://h/ä",
+        ],
+    )
     def test_no_url(self, url: str) -> None:
         code, _, err = piped(url, "")
         assert code == 2
         assert err == f"tierd: --url must be a URL such as http://127.0.0.1:8080, not {url!r}\n"
+
+    def test_no_number(self) -> None:
+        code, _, err = piped("http://127.0.0.1", "", "--temperature", "nan")
+        assert code == 2
+        assert err == "tierd: Invalid value for '--temperature': takes a finite number, not 'nan'\n"
 
     def answers(self, *responses: bytes) -> str:
         """Answer one request after the other with given bytes; return the error that chat shows."""

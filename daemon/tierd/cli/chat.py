@@ -185,21 +185,21 @@ class Repl:
             parameters.pop(name, None)
         else:
             try:
-                parameters[name] = PARAMETERS[name].kind(value)
-            except ValueError:
-                wanted = "a whole number" if PARAMETERS[name].kind is int else "a number"
-                raise CommandError(
-                    f"{name} takes {wanted}, not {value!r}; - leaves it to the model"
-                ) from None
+                parameters[name] = PARAMETERS[name].read(value)
+            except ValueError as error:
+                raise CommandError(f"{name} {error}; - leaves it to the model") from None
 
     def _save(self, rest: str) -> None:
         if not rest:
             raise CommandError("/save takes the name of a file")
-        path = Path(rest).expanduser()
+        request = json.dumps(self.conversation.request(), ensure_ascii=False, indent=2) + "\n"
+        path = Path(rest)
         try:
-            with path.open("x", encoding="utf-8") as file:
-                json.dump(self.conversation.request(), file, ensure_ascii=False, indent=2)
-                file.write("\n")
+            path = path.expanduser()
+            with path.open("xb") as file:
+                file.write(request.encode(errors="replace"))
+        except (RuntimeError, ValueError) as error:  # ~ of a user who is not there; NUL
+            raise CommandError(f"/save takes the name of a file, not {rest!r}") from error
         except OSError as error:
             raise CommandError(f"cannot write {path}: {error.strerror}; choose another file") from error
         self.note(f"saved to {path}")

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -109,13 +110,26 @@ def _message(body: Any) -> str:
 
 def at_url(url: str, *, token: str = "") -> Client:
     """Return a client of `http://HOST[:PORT][/PATH]` or https. Raises SettingsError for anything else."""
+    try:
+        connect, path = _split(url)
+    except (ValueError, http.client.InvalidURL) as error:
+        raise SettingsError(f"--url must be a URL such as http://127.0.0.1:8080, not {url!r}") from error
+    return Client(url, connect, base=path.rstrip("/").removesuffix("/v1"), token=token)
+
+
+def _split(url: str) -> tuple[Callable[[], http.client.HTTPConnection], str]:
+    """Return what makes connections to the host of a URL, and the path. Raises ValueError, InvalidURL."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise SettingsError(f"--url must be a URL such as http://127.0.0.1:8080, not {url!r}")
     host, port = parts.hostname, parts.port
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        raise ValueError(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    base = parts.path.rstrip("/").removesuffix("/v1")
-    return Client(url, lambda: kind(host, port, timeout=TIMEOUT_S), base=base, token=token)
+    connect = partial(kind, host, port, timeout=TIMEOUT_S)
+    # What could not be sent is refused here, before there is a connection to close.
+    host.encode("idna")
+    parts.path.encode("ascii")
+    connect()
+    return connect, parts.path
 
 
 def at_socket(path: Path) -> Client:
