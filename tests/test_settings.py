@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import itertools
+import math
 import tomllib
 from pathlib import Path
 
