@@ -15,6 +15,7 @@ from cli.terminal import terminal
 from live import Gated, Live, wait_until
 
 GREEDY = ("--temperature", "0", "--max-tokens", "24")
+STRANGE = "URL sent JSON of another shape; is it tierd?"
 STATS = re.compile(
     r"prompt \d+ \(cached \d+\), generated 24, first token [\d,]+ ms, [\d,.]+ tokens/s, length\n"
 )
@@ -224,6 +225,21 @@ class TestFaults:
         assert self.answers(page) == "URL answered 502 Bad Gateway; is it tierd?"
         assert self.answers(b"").startswith("cannot talk to URL: Remote end closed connection")
 
+    @pytest.mark.parametrize(
+        ("body", "problem"),
+        [
+            (b"[]", "Expected `object`, got `array`"),
+            (b'{"data": 3}', "Expected `array`, got `int` - at `$.data`"),
+            (b'{"data": [{}]}', "Object missing required field `id` - at `$.data[0]`"),
+        ],
+    )
+    def test_models_of_another_shape(self, body: bytes, problem: str) -> None:
+        assert self.answers(b"HTTP/1.0 200 OK\r\n\r\n" + body) == (f"{STRANGE} ({problem})")
+
+    def test_json_too_deep_to_read(self) -> None:
+        page = b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 60_000
+        assert self.answers(page) == "URL sent what is not JSON; is it tierd?"
+
     def test_no_model_is_ready(self) -> None:
         assert (
             self.answers(b'HTTP/1.0 200 OK\r\n\r\n{"data": []}')
@@ -237,6 +253,17 @@ class TestFaults:
             (b'data: {"error": 1}\n\n', "URL sent an error"),
             (b": keep-alive\n\n", "URL closed the connection in the middle of the answer"),
             (b"data: {\n\n", "URL sent what is not JSON; is it tierd?"),
+            (b"data: 3\n\n", f"{STRANGE} (Expected `object`, got `int`)"),
+            (b"data: []\n\n", f"{STRANGE} (Expected `object`, got `array`)"),
+            (b'data: {"choices": [3]}\n\n', f"{STRANGE} (Expected `object`, got `int` - at `$.choices[0]`)"),
+            (
+                b'data: {"choices": [{"delta": {"content": 1}}]}\n\n',
+                f"{STRANGE} (Expected `str | null`, got `int` - at `$.choices[0].delta.content`)",
+            ),
+            (
+                b'data: {"usage": {"prompt_tokens": "x"}}\n\n',
+                f"{STRANGE} (Expected `int | null`, got `str` - at `$.usage.prompt_tokens`)",
+            ),
         ],
     )
     def test_a_stream_that_fails(self, frames: bytes, message: str) -> None:

@@ -12,6 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from urllib.parse import quote
 
+import msgspec
 from rich.console import Console
 
 from tierd.cli.client import Client
@@ -37,12 +38,22 @@ def chat(conversation: Conversation) -> None:
     (Terminal(conversation, models) if at_terminal else Repl(conversation)).run()
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    """What is read of /v1/models."""
+
+    data: list[_Model]
+
+
 def served(client: Client, model: str | None) -> list[str]:
     """Return the models that answer; `model` alone when it is one of them. Raises DaemonError."""
     if model is not None:
         client.get(f"/v1/models/{quote(model)}")
         return [model]
-    models = [str(entry["id"]) for entry in client.get("/v1/models")["data"]]
+    models = [entry.id for entry in client.shaped(client.get("/v1/models"), _Models).data]
     if not models:
         raise DaemonError(f"no model is ready at {client.place}; try again later")
     return models

@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+import msgspec
 
 from tierd import __version__
 from tierd.errors import DaemonError, SettingsError
 
 # The server sends at least a comment every ten seconds.
 TIMEOUT_S = 60.0
+
+T = TypeVar("T")
 
 
 class Client:
@@ -61,10 +65,17 @@ class Client:
                 if data == b"[DONE]":
                     return
                 event = self._json(data)
-                if "error" in event:
+                if isinstance(event, dict) and "error" in event:
                     raise DaemonError(_message(event) or f"{self.place} sent an error")
                 yield event
         raise DaemonError(f"{self.place} closed the connection in the middle of the answer")
+
+    def shaped(self, answer: Any, shape: type[T]) -> T:
+        """Return JSON that the daemon sent as a struct."""
+        try:
+            return msgspec.convert(answer, shape)
+        except msgspec.ValidationError as error:
+            raise DaemonError(f"{self.place} sent JSON of another shape; is it tierd? ({error})") from error
 
     @contextmanager
     def _ask(
@@ -96,7 +107,7 @@ class Client:
     def _json(self, data: bytes) -> Any:
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DaemonError(f"{self.place} sent what is not JSON; is it tierd?") from error
 
 

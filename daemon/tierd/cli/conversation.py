@@ -7,7 +7,35 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tierd.cli.client import Client
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """What is read of one object of a chat stream."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +98,17 @@ class Conversation:
     def _answer(self, before: list[dict[str, str]], text: str) -> Generator[str, None, None]:
         asked = [*before, {"role": "user", "content": text}]
         pieces: list[str] = []
-        usage: dict[str, Any] = {}
+        usage = _Usage()
         reason: str | None = None
         started = time.monotonic()
         first = None
         try:
             for event in self.client.stream("/v1/chat/completions", self._wanted(asked)):
-                usage = event.get("usage") or usage
-                for choice in event.get("choices") or ():
-                    reason = choice.get("finish_reason") or reason
-                    piece = choice.get("delta", {}).get("content")
+                chunk = self.client.shaped(event, _Chunk)
+                usage = chunk.usage or usage
+                for choice in chunk.choices or ():
+                    reason = choice.finish_reason or reason
+                    piece = choice.delta and choice.delta.content
                     if piece:
                         first = first or time.monotonic()
                         pieces.append(piece)
@@ -107,14 +136,14 @@ class Conversation:
         return {**self._request(messages), "stream": True, "stream_options": {"include_usage": True}}
 
 
-def _measure(usage: dict[str, Any], reason: str, started: float, first: float | None, ended: float) -> Stats:
-    generated: int | None = usage.get("completion_tokens")
+def _measure(usage: _Usage, reason: str, started: float, first: float | None, ended: float) -> Stats:
+    generated, details = usage.completion_tokens, usage.prompt_tokens_details
     rate = None
     if first is not None and generated is not None and generated > 1 and ended > first:
         rate = (generated - 1) / (ended - first)
     return Stats(
-        prompt=usage.get("prompt_tokens"),
-        cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        prompt=usage.prompt_tokens,
+        cached=None if details is None else details.cached_tokens,
         generated=generated,
         first_s=None if first is None else first - started,
         rate=rate,
