@@ -91,9 +91,15 @@ class TestPipe:
         ]
 
     def test_models_can_be_changed(self, live: Live) -> None:
-        code, out, err = piped(live.url, "/model\n/model other\n/model\nhello\n")
+        code, out, err = piped(live.url, "/model other\n/model\nhello\n")
         assert (code, out) == (0, answer(live, "hello", model="other") + "\n")
-        assert err.splitlines() == ["  other", "  tiny", "model: other", "* other", "  tiny"]
+        assert err.splitlines() == ["model: other", "* other", "  tiny"]
+
+    def test_the_default_model_is_marked_once_it_is_known(self, live: Live, gated: Gated) -> None:
+        _, _, err = piped(live.url, "/model\nhello\n/model\n")
+        unknown = "the daemon's default one answers; its first answer will tell which that is"
+        assert err.splitlines() == ["  other", "  tiny", unknown, "  other", "* tiny"]
+        assert piped(gated.live.url, "/model\n")[2] == "* tiny\n"
 
     def test_parameters_can_be_changed(self, live: Live) -> None:
         code, out, err = piped(live.url, "/set max_tokens 1\n/set\nhello\n/set max_tokens -\n/set\n")

@@ -181,8 +181,14 @@ class Repl:
             self.conversation.model = rest
             self.note(f"model: {rest}")
         else:
-            for model in served(client, None):
-                self.note(f"{'*' if model == self.conversation.model else ' '} {model}")
+            models = served(client, None)
+            current = self.conversation.model or self.conversation.default
+            if current is None and len(models) == 1:
+                current = models[0]
+            for model in models:
+                self.note(f"{'*' if model == current else ' '} {model}")
+            if current is None:
+                self.note("the daemon's default one answers; its first answer will tell which that is")
 
     def _set(self, rest: str) -> None:
         parameters = self.conversation.parameters

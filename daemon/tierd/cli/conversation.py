@@ -34,6 +34,7 @@ class _Choice(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     """What is read of one object of a chat stream."""
 
+    model: str | None = None
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
 
@@ -70,7 +71,7 @@ def _count(tokens: int | None) -> str:
 class Conversation:
     """Messages so far, and with whom. model None: the daemon's default. system "": none.
 
-    stats: of the last answer.
+    default: which model the daemon's default one is, once an answer has told. stats: of the last answer.
     """
 
     client: Client
@@ -78,6 +79,7 @@ class Conversation:
     system: str = ""
     parameters: dict[str, float] = field(default_factory=dict)
     messages: list[dict[str, str]] = field(default_factory=list)
+    default: str | None = None
     stats: Stats | None = None
 
     def ask(self, text: str) -> Generator[str, None, None]:
@@ -105,6 +107,8 @@ class Conversation:
         try:
             for event in self.client.stream("/v1/chat/completions", self._wanted(asked)):
                 chunk = self.client.shaped(event, _Chunk)
+                if self.model is None:
+                    self.default = chunk.model or self.default
                 usage = chunk.usage or usage
                 for choice in chunk.choices or ():
                     reason = choice.finish_reason or reason
