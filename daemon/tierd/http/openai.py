@@ -193,7 +193,7 @@ def _requests(
         ignore_eos=bool(body.ignore_eos),
         top_logprobs=translate.top_logprobs(body),
     )
-    seeds = [translate.choice_seed(first.sampling.seed, i) for i in range(translate.choices(body))]
+    seeds = [translate.choice_seed(first.sampling.seed, i) for i in range(translate.choices(body, entry))]
     return [
         replace(first, id=f"{name}/{i}" if i else name, sampling=replace(first.sampling, seed=seed))
         for i, seed in enumerate(seeds)
