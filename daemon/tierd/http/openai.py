@@ -131,6 +131,7 @@ class OpenAIRoutes:
         )
 
     def _choices(self, wanted: Sequence[core.Request], request: Request) -> Choices:
+        request.state.asked = True  # from here on the engine notes how it ends
         return Choices([Exchange(self._engine, self._mailboxes, one, request.receive) for one in wanted])
 
     def _heading(self, wanted: core.Request) -> Heading:
