@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import tomllib
 from pathlib import Path
 
@@ -132,6 +133,11 @@ def test_wrong_type_is_named(settings_file: Path, text: str, message: str) -> No
         ("engine.threads = -1", "engine.threads must lie between 0 and 1024, not -1"),
         ("engine.chunk_rows = 0", "engine.chunk_rows must lie between 1 and 65536, not 0"),
         ("kv.memory_mb = -1", "kv.memory_mb must be 0 or more, not -1"),
+        ("queue.timeout_s = 1e10", "queue.timeout_s must lie between 0 and 86400, not 10000000000.0"),
+        ("queue.timeout_s = inf", "queue.timeout_s must lie between 0 and 86400, not inf"),
+        ("server.reader_timeout_s = nan", "server.reader_timeout_s must lie between 0.01 and 86400, not nan"),
+        ("server.drain_s = inf", "server.drain_s must lie between 0 and 86400, not inf"),
+        (f"server.drain_s = 1{400 * '0'}", "server.drain_s must lie between 0 and 86400, not 1000"),
         (
             "[[models]]\nid='a'\npath='b'\nkv_dtype='f8'",
             "models[0].kv_dtype must be one of f32, f16, q8_0, tq4",
@@ -144,6 +150,14 @@ def test_wrong_type_is_named(settings_file: Path, text: str, message: str) -> No
 )
 def test_bad_value_is_named(settings_file: Path, text: str, message: str) -> None:
     assert complaint(settings_file, text).startswith(message)
+
+
+def test_every_number_of_seconds_has_an_end() -> None:
+    for section in dataclasses.fields(Settings):
+        if dataclasses.is_dataclass(section.default):
+            for row in dataclasses.fields(section.default):
+                if row.name.endswith("_s"):
+                    assert row.metadata["check"](math.inf), f"{section.name}.{row.name}"
 
 
 def test_models_are_told_apart(settings_file: Path) -> None:

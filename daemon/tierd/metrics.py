@@ -9,6 +9,7 @@ SECONDS = (
 )  # fmt: skip
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 MODEL = ("model",)
+NO_MODEL = "-"
 
 
 class Metrics:
@@ -16,7 +17,8 @@ class Metrics:
 
     outcome: how a request ended: "stop", "length", "cancelled" (its client went away, or the server chose
     to), "queue_full" and "queue_timeout" (429), "slow_reader", "unavailable" (the server ends), "refused"
-    (it could not be served as asked), "failed" (a fault).
+    (it could not be served as asked), "failed" (a fault). model: NO_MODEL for what was refused before a
+    model was asked.
     """
 
     def __init__(self, version: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -22,6 +23,7 @@ from tierd.errors import SettingsError
 
 KV_DTYPES = ("f32", "f16", "q8_0", "tq4")
 LOG_LEVELS = ("info", "warning", "error")
+DAY_S = 86400
 
 # A check answers what is wrong with a value, in words that follow "must", or "" when it is fine.
 Check = Callable[[Any], str]
@@ -96,8 +98,8 @@ class ServerSettings:
     connections: int = field(default=512, metadata=_checked(_within(1, 65536)))
     request_timeout_s: float = field(default=60.0, metadata=_checked(_within(0.1, 3600)))
     reader_backlog: int = field(default=256, metadata=_checked(_within(1, 65536)))
-    reader_timeout_s: float = field(default=30.0, metadata=_checked(_within(0.01)))
-    drain_s: float = field(default=20.0, metadata=_checked(_within(0)))
+    reader_timeout_s: float = field(default=30.0, metadata=_checked(_within(0.01, DAY_S)))
+    drain_s: float = field(default=20.0, metadata=_checked(_within(0, DAY_S)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ class QueueSettings:
     """`[queue]`: how many requests of one model may wait, and for how long. timeout_s 0: as it takes."""
 
     capacity: int = field(default=64, metadata=_checked(_within(0)))
-    timeout_s: float = field(default=30.0, metadata=_checked(_within(0)))
+    timeout_s: float = field(default=30.0, metadata=_checked(_within(0, DAY_S)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +347,10 @@ def _refuse_unknown(file: Path, prefix: str, table: Mapping[str, Any], known: It
 def _convert(file: Path, key: str, wanted: Any, value: Any) -> Any:
     """Turn a TOML value into the row's type. TOML tells integers, floats and booleans apart."""
     if wanted is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # more than any row allows
+            return math.inf if value > 0 else -math.inf
     if wanted in _WORDS and type(value) is wanted:
         return value
     if wanted in (Path, Path | None) and isinstance(value, str):

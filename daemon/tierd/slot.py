@@ -15,7 +15,7 @@ from tierd.core import Batch, Request, Sequence
 from tierd.errors import ModelError, ModelFileError, SettingsError
 from tierd.kv.pool import PagePool
 from tierd.kv.prefix import PrefixCache
-from tierd.kv.sizing import available_memory, memory_budget, pages_for, size_cache
+from tierd.kv.sizing import PromisedMemory, available_memory, memory_budget, pages_for, size_cache
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
@@ -83,16 +83,19 @@ class Slot:
             self.file.close()
 
 
-def open_slot(model: ModelSettings, settings: Settings, backend: Backend) -> Slot:
-    """Open a model file and build all that serving it takes. Takes seconds; touches nothing shared.
+def open_slot(
+    model: ModelSettings, settings: Settings, backend: Backend, promised: PromisedMemory | None = None
+) -> Slot:
+    """Open a model file and build all that serving it takes. Takes seconds; shares only `promised`.
 
+    promised: what the other models of the process may still take; None: there are none.
     Raises ModelError and SettingsError, which name the model.
     """
     started = time.monotonic()
     try:
         with ExitStack() as undo:
             file = undo.enter_context(GGUFFile.open(model.path))
-            slot = _build(model, settings, backend, file)
+            slot = _build(model, settings, backend, file, promised or PromisedMemory())
             undo.pop_all()
     except ModelFileError as error:
         raise ModelFileError(f"{model.id}: {error}; fetch or convert the file again") from error
@@ -115,21 +118,33 @@ def open_slot(model: ModelSettings, settings: Settings, backend: Backend) -> Slo
     return slot
 
 
-def _build(model: ModelSettings, settings: Settings, backend: Backend, file: GGUFFile) -> Slot:
+def _build(
+    model: ModelSettings, settings: Settings, backend: Backend, file: GGUFFile, promised: PromisedMemory
+) -> Slot:
     plan = build_plan(file)
     max_rows = settings.engine.chunk_rows + model.streams
-    _check_memory(backend.working_bytes(plan, file, max_rows), max_rows)
+    working = backend.working_bytes(plan, file, max_rows)
+    _check_memory(working, max_rows)
     tokenizer = build_tokenizer(file)
     renderer = build_renderer(file, tokenizer, read_template(model))
     codec = KV_CODECS[model.kv_dtype]
+    page_bytes = backend.page_bytes(plan, codec)
     size = size_cache(
         trained=plan.context,
         asked=model.context,
         streams=model.streams,
         page_positions=backend.page_positions,
-        page_bytes=backend.page_bytes(plan, codec),
-        budget=memory_budget(settings.kv.memory_mb, max(1, len(settings.models))),
+        page_bytes=page_bytes,
+        budget=memory_budget(settings.kv.memory_mb, max(1, len(settings.models)), working),
     )
+    pool = size.pages * page_bytes
+    promised.promise(model.id, pool, working, available_memory())
+    try:
+        executor = backend.compile(plan, file, codec=codec, pages=size.pages, max_rows=max_rows)
+    except BaseException:
+        promised.settle(model.id, 0)
+        raise
+    promised.settle(model.id, pool)
     return Slot(
         settings=model,
         limits=settings.limits,
@@ -137,7 +152,7 @@ def _build(model: ModelSettings, settings: Settings, backend: Backend, file: GGU
         file=file,
         tokenizer=tokenizer,
         renderer=renderer,
-        executor=backend.compile(plan, file, codec=codec, pages=size.pages, max_rows=max_rows),
+        executor=executor,
         context=size.context,
         chunk_rows=settings.engine.chunk_rows,
         prefix_cache=settings.kv.prefix_cache,

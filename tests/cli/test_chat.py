@@ -15,6 +15,7 @@ from cli.terminal import terminal
 from live import Gated, Live, wait_until
 
 GREEDY = ("--temperature", "0", "--max-tokens", "24")
+STRANGE = "URL sent JSON of another shape; is it tierd?"
 STATS = re.compile(
     r"prompt \d+ \(cached \d+\), generated 24, first token [\d,]+ ms, [\d,.]+ tokens/s, length\n"
 )
@@ -90,9 +91,15 @@ class TestPipe:
         ]
 
     def test_models_can_be_changed(self, live: Live) -> None:
-        code, out, err = piped(live.url, "/model\n/model other\n/model\nhello\n")
+        code, out, err = piped(live.url, "/model other\n/model\nhello\n")
         assert (code, out) == (0, answer(live, "hello", model="other") + "\n")
-        assert err.splitlines() == ["  other", "  tiny", "model: other", "* other", "  tiny"]
+        assert err.splitlines() == ["model: other", "* other", "  tiny"]
+
+    def test_the_default_model_is_marked_once_it_is_known(self, live: Live, gated: Gated) -> None:
+        _, _, err = piped(live.url, "/model\nhello\n/model\n")
+        unknown = "the daemon's default one answers; its first answer will tell which that is"
+        assert err.splitlines() == ["  other", "  tiny", unknown, "  other", "* tiny"]
+        assert piped(gated.live.url, "/model\n")[2] == "* tiny\n"
 
     def test_parameters_can_be_changed(self, live: Live) -> None:
         code, out, err = piped(live.url, "/set max_tokens 1\n/set\nhello\n/set max_tokens -\n/set\n")
@@ -132,6 +139,13 @@ class TestPipe:
             ("/set tempo 1", "/set knows temperature, top_k, "),
             ("/set seed x", "seed takes a whole number, not 'x'; - leaves it to the model"),
             ("/save", "/save takes the name of a file"),
+            (
+                "/set temperature nan",
+                "temperature takes a finite number, not 'nan'; - leaves it to the model",
+            ),
+            ("/set top_p 1e400", "top_p takes a finite number, not '1e400'"),
+            ("/save ~no-such-user/x", "/save takes the name of a file, not '~no-such-user/x'"),
+            ("/save a\0b", "/save takes the name of a file, not 'a\\x00b'"),
             ("/save /", "cannot write /: File exists; choose another file"),
             ("/model nobody", "there is no model 'nobody'; models served: other, tiny"),
             ("/set max_tokens 9999\nhello", "shorten the prompt or lower max_tokens"),
@@ -168,11 +182,30 @@ class TestFaults:
     def test_no_such_place(self, live: Live) -> None:
         assert self.fails(f"{live.url}/elsewhere") == "GET /elsewhere/v1/models: there is nothing here"
 
-    @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://x", "http://", "http://x?y"])
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "127.0.0.1:8080",
+            "ftp://x",
+            "http://",
+            "http://x?y",
+            "http://h:99999",
+            "http://h:abc",
+            "http://[::1",
+            "http://a..b",
+            "http://a b",
+            "http://h/ä",
+        ],
+    )
     def test_no_url(self, url: str) -> None:
         code, _, err = piped(url, "")
         assert code == 2
         assert err == f"tierd: --url must be a URL such as http://127.0.0.1:8080, not {url!r}\n"
+
+    def test_no_number(self) -> None:
+        code, _, err = piped("http://127.0.0.1", "", "--temperature", "nan")
+        assert code == 2
+        assert err == "tierd: Invalid value for '--temperature': takes a finite number, not 'nan'\n"
 
     def answers(self, *responses: bytes) -> str:
         """Answer one request after the other with given bytes; return the error that chat shows."""
@@ -198,6 +231,21 @@ class TestFaults:
         assert self.answers(page) == "URL answered 502 Bad Gateway; is it tierd?"
         assert self.answers(b"").startswith("cannot talk to URL: Remote end closed connection")
 
+    @pytest.mark.parametrize(
+        ("body", "problem"),
+        [
+            (b"[]", "Expected `object`, got `array`"),
+            (b'{"data": 3}', "Expected `array`, got `int` - at `$.data`"),
+            (b'{"data": [{}]}', "Object missing required field `id` - at `$.data[0]`"),
+        ],
+    )
+    def test_models_of_another_shape(self, body: bytes, problem: str) -> None:
+        assert self.answers(b"HTTP/1.0 200 OK\r\n\r\n" + body) == (f"{STRANGE} ({problem})")
+
+    def test_json_too_deep_to_read(self) -> None:
+        page = b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 60_000
+        assert self.answers(page) == "URL sent what is not JSON; is it tierd?"
+
     def test_no_model_is_ready(self) -> None:
         assert (
             self.answers(b'HTTP/1.0 200 OK\r\n\r\n{"data": []}')
@@ -211,6 +259,17 @@ class TestFaults:
             (b'data: {"error": 1}\n\n', "URL sent an error"),
             (b": keep-alive\n\n", "URL closed the connection in the middle of the answer"),
             (b"data: {\n\n", "URL sent what is not JSON; is it tierd?"),
+            (b"data: 3\n\n", f"{STRANGE} (Expected `object`, got `int`)"),
+            (b"data: []\n\n", f"{STRANGE} (Expected `object`, got `array`)"),
+            (b'data: {"choices": [3]}\n\n', f"{STRANGE} (Expected `object`, got `int` - at `$.choices[0]`)"),
+            (
+                b'data: {"choices": [{"delta": {"content": 1}}]}\n\n',
+                f"{STRANGE} (Expected `str | null`, got `int` - at `$.choices[0].delta.content`)",
+            ),
+            (
+                b'data: {"usage": {"prompt_tokens": "x"}}\n\n',
+                f"{STRANGE} (Expected `int | null`, got `str` - at `$.usage.prompt_tokens`)",
+            ),
         ],
     )
     def test_a_stream_that_fails(self, frames: bytes, message: str) -> None:
@@ -278,6 +337,35 @@ class TestTerminal:
             person.until("\n> ")
             person.type("/quit\n")
             assert person.code() == 0
+
+    def test_a_retry_without_an_answer_keeps_the_last_one(
+        self, live: Live, gated: Gated, environment: dict[str, str], tmp_path: Path
+    ) -> None:
+        said, file = answer(live, "hello"), tmp_path / "saved.json"
+        with terminal("chat", "--url", gated.live.url, *GREEDY, environment=environment) as person:
+            person.until("> ")
+            person.type("hello\n")
+            person.until("hello\n")
+            gated.gate.step(24)
+            person.until("\n> ")
+            person.type("/set max_tokens 9999\n")
+            person.until("9999\n> ")
+            person.type("/retry\n")
+            person.until("lower max_tokens\n> ")
+            person.type("/set max_tokens 24\n")
+            person.until("24\n> ")
+            person.type("/retry\n")
+            person.until("/retry\n")
+            wait_until(lambda: gated.live.engine.snapshot.models["tiny"].running == 1)
+            person.type("\x03")
+            person.until("stopped; Ctrl-D leaves\n> ")
+            person.type(f"/save {file}\n")
+            person.until("saved to ")
+            person.until("\n> ")
+        assert json.loads(file.read_text())["messages"] == [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": said},
+        ]
 
     def test_lines_of_an_earlier_conversation_come_back(
         self, live: Live, environment: dict[str, str], tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -11,12 +12,19 @@ from pathlib import Path
 import pytest
 
 from tierd.http.listeners import listen_at
+from tierd.kv.sizing import available_memory
 from tiny import write_llama
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("faults") / "tiny.gguf", context=1 << 20)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose pages are large."""
+    return write_llama(tmp_path_factory.mktemp("faults") / "deep.gguf", context=1 << 20, layers=64)
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +191,29 @@ class TestMemory:
         assert line.endswith("only 1.0 MiB are there for it; lower context or raise kv.memory_mb")
 
     def test_the_system_gives_none(self, tmp_path: Path, model: Path) -> None:
-        table = f"kv.memory_mb = 100_000\n[[models]]\nid = 'tiny'\npath = '{model}'\nstreams = 256"
-        code, line = fault("--config", settings(tmp_path, table), most_kib=8 << 20)
+        table = f"kv.memory_mb = 2500\n[[models]]\nid = 'tiny'\npath = '{model}'\nstreams = 256"
+        code, line = fault("--config", settings(tmp_path, table), most_kib=5 << 19)
         assert code == 4
         assert line.startswith(f"tiny: {model}: no memory for ")
         assert line.endswith("lower kv.memory_mb, context or streams")
+
+    def test_more_than_the_machine_has(self, tmp_path: Path, deep: Path) -> None:
+        table = f"[[models]]\nid = 'tiny'\npath = '{deep}'\nstreams = 1024\nkv_dtype = 'f32'"
+        code, line = fault("--config", settings(tmp_path, f"kv.memory_mb = 1_000_000_000\n{table}"))
+        assert code == 4
+        assert re.fullmatch(
+            r"tiny: its K/V pool of [\d,.]+ MiB and [\d,.]+ MiB of weights and buffers are more than the "
+            r"[\d,.]+ MiB of memory that are free; lower kv.memory_mb, context or streams",
+            line,
+        )
+
+    def test_more_than_the_machine_has_for_all_models(self, tmp_path: Path, deep: Path) -> None:
+        """Each pool fits by itself: 1024 streams take five eighths of what is free."""
+        share = int(available_memory() * 0.625) >> 20
+        tables = "".join(
+            f"\n[[models]]\nid = '{name}'\npath = '{deep}'\nstreams = 1024\nkv_dtype = 'f32'" for name in "ab"
+        )
+        quiet = "log.level = 'error'\n"
+        code, line = fault("--config", settings(tmp_path, f"{quiet}kv.memory_mb = {2 * share}{tables}"))
+        assert code == 4
+        assert re.search(r"free, [\d,.]+ MiB are promised to other models; lower kv.memory_mb", line)

@@ -23,6 +23,7 @@ from tierd.cli import main, serve
 from tierd.errors import ModelError
 from tierd.http import Server
 from tierd.http.listeners import listen_at
+from tierd.kv.sizing import PromisedMemory
 from tierd.settings import AdminSettings, ModelSettings, ServerSettings, Settings
 from tierd.slot import Slot, open_slot
 from tiny import write_llama
@@ -165,9 +166,11 @@ class Started:
             self.server, self.url = server, url
             self._listening.set()
 
-        def opened(model: ModelSettings, settings: Settings, backend: Backend) -> Slot:
+        def opened(
+            model: ModelSettings, settings: Settings, backend: Backend, promised: PromisedMemory
+        ) -> Slot:
             assert self.opened.wait(LONG_WAIT_S)
-            return open_slot(model, settings, backend)
+            return open_slot(model, settings, backend, promised)
 
         monkeypatch.setattr(serve.Start, "begin", begun)
         monkeypatch.setattr(serve, "open_slot", opened)

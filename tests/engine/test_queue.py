@@ -15,7 +15,7 @@ from tierd.core import FailedEvent, FinishedEvent, Request, Sequence
 from tierd.engine import queue
 from tierd.engine.scheduler import schedule
 from tierd.errors import BusyError, ContextLengthExceededError, QueueFullError, QueueTimeoutError
-from tierd.settings import QueueSettings, Settings
+from tierd.settings import QueueSettings, ServerSettings, Settings
 from tierd.slot import Slot
 
 
@@ -116,6 +116,23 @@ def test_what_could_never_fit_is_refused_at_once() -> None:
             "7 prompt tokens and 7 tokens of output need 4 pages of K/V, more than the 3 there are; "
             "shorten the prompt or lower max_tokens"
         )
+
+
+def test_the_engine_may_be_told_to_wait_for_longer_than_a_lock_can() -> None:
+    gate = Gate()
+    longest = Settings(
+        queue=QueueSettings(timeout_s=1e300), server=ServerSettings(reader_timeout_s=1e300, reader_backlog=1)
+    )
+    with running(model("null", streams=1), settings=longest, before_step=gate) as harness:
+        harness.engine.submit(request("runs", max_tokens=2))
+        gate.wait()
+        harness.engine.submit(request("waits"))
+        gate.let(1)
+        harness.snapshot_when(lambda snapshot: snapshot.models["null"].paused == 1)
+        harness.engine.cancel("runs")
+        gate.let(1)
+        harness.mail.wait(lambda: harness.mail.started("waits"))
+        gate.let(100)
 
 
 def test_who_waits_too_long_is_told_and_the_others_are_served_in_order() -> None:

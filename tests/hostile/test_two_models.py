@@ -59,6 +59,7 @@ def check_both(served: Daemon, tokens: int) -> None:
     jobs = [(model, client) for client in range(CLIENTS) for model in MODELS]
     alone = {job: tell(served, job, tokens).text for job in jobs}
     assert len(set(alone.values())) > CLIENTS
+    assert served.flush() > 0  # so that prompts are fed together as well
     barrier = threading.Barrier(len(jobs))
     with ThreadPoolExecutor(len(jobs)) as clients:
         together = dict(

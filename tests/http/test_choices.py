@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
+from dataclasses import replace
 
 import openai
 import pytest
 
-from live import Gated, Live, wait_until
+from live import Gated, Live, serve, wait_until
 from tierd.core import FinishedEvent, FinishReason, TextEvent, Usage
 from tierd.http import translate
 from tierd.http.choices import Choices, total_usage
 from tierd.http.exchange import Exchange
+from tierd.settings import ModelSettings
 
 MESSAGES = [{"role": "user", "content": "Say something."}]
 CHAT = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20, "seed": 7}
@@ -52,6 +54,15 @@ def test_greedy_choices_are_alike(live: Live) -> None:
     with live.client() as client:
         several = client.completions.create(**TEXT | {"temperature": 0}, n=3, best_of=3)
     assert len({choice.text for choice in several.choices}) == 1
+
+
+def test_more_choices_than_streams_are_refused(tiny_model: ModelSettings) -> None:
+    with serve([replace(tiny_model, streams=2)]) as server:
+        status, error = server.refusal("/v1/completions", TEXT | {"n": 3})
+        assert (status, error["param"]) == (400, "n")
+        assert "'tiny' has 2 streams" in error["message"]
+        with server.client() as client:
+            assert len(client.completions.create(**TEXT, n=2).choices) == 2
 
 
 def test_usage_counts_the_prompt_once(live: Live) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import pytest
@@ -13,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from live import Live, error_of, serve
+from live import Gated, Live, error_of, serve
+from tierd.engine import queue
 from tierd.errors import ExecutorError, UnavailableError
 from tierd.http import body as body_module
 from tierd.http.errors import ErrorBoundary, describe
@@ -282,6 +286,41 @@ def test_statuses_of_errors(error: Exception, status: int) -> None:
     assert answer.status == status
     assert ("retry-after" in answer.headers) == (status == 503)
     assert b"secret" not in answer.body
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "end"),
+    [
+        (CHAT, b"{secret", "status=400 code=- param=-"),
+        (CHAT, {"model": "secret", "messages": HI}, "status=404 code=model_not_found param=model"),
+        (TEXT, {"prompt": "secret", "temperature": -1}, "status=400 code=- param=temperature"),
+        (TEXT, {"prompt": "secret " * 5000}, "status=400 code=context_length_exceeded param=prompt"),
+    ],
+)
+def test_what_is_refused_before_the_engine_sees_it_is_counted_and_logged_without_its_text(
+    live: Live, caplog: pytest.LogCaptureFixture, path: str, fields: object, end: str
+) -> None:
+    def count() -> float:
+        text = live.get("/metrics").text
+        line = re.search(r'^tierd_requests_total\{model="-",outcome="refused"\} (.*)$', text, re.MULTILINE)
+        return float(line[1]) if line else 0.0
+
+    caplog.set_level(logging.INFO, "tierd")
+    before = count()
+    response = live.post(path, fields)
+    assert response.is_client_error
+    assert count() == before + 1
+    (line,) = caplog.messages
+    assert line == f"request={response.headers['x-request-id']} model=- outcome=refused {end}"
+
+
+def test_what_the_engine_refuses_is_noted_once(gated: Gated, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tierd")
+    refused = UnavailableError("not now")
+    with mock.patch.object(queue, "check", side_effect=refused):
+        assert gated.live.post(TEXT, {"prompt": "hi"}).status_code == 503
+    (line,) = [line for line in caplog.messages if "outcome=" in line]
+    assert "model=tiny" in line
 
 
 def test_what_nobody_expected_is_a_500_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:

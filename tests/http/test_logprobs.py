@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -259,3 +260,24 @@ def test_of_tokens_spelled_alike_the_likeliest_is_told() -> None:
     tokenizer: Tokenizer = Alike()  # type: ignore[assignment]
     entry = TokenLogprobs(3, -2.0, ((1, -0.5), (2, -1.0)))
     assert TextScribe(tokenizer, with_top=True).write([entry]).top_logprobs == [{"x": -0.5}]
+
+
+@pytest.mark.parametrize(("tokens", "in_thread"), [(2, False), (120, True)])
+def test_a_long_answer_is_written_down_beside_the_loop(
+    live: Live, monkeypatch: pytest.MonkeyPatch, tokens: int, in_thread: bool
+) -> None:
+    threads: list[str] = []
+    for scribe in (ChatScribe, TextScribe):
+        write = scribe.write
+
+        def written(self: object, logprobs: object, write: Callable[..., object] = write) -> object:
+            threads.append(threading.current_thread().name)
+            return write(self, logprobs)
+
+        monkeypatch.setattr(scribe, "write", written)
+    body = {"max_tokens": tokens, "ignore_eos": True, "n": 2}
+    chat = body | {"messages": MESSAGES, "logprobs": True, "top_logprobs": 5}
+    assert live.post("/v1/completions", body | {"prompt": PROMPT, "logprobs": 5}).status_code == 200
+    assert live.post("/v1/chat/completions", chat).status_code == 200
+    assert len(threads) == 4
+    assert all(name.startswith("tierd-encode") == in_thread for name in threads)

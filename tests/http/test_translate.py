@@ -51,6 +51,14 @@ def test_a_request_has_the_last_word() -> None:
     assert translate.sampling(asked, MODEL) == SamplingParams(temperature=0.0, seed=3)
 
 
+def test_choices_are_at_most_the_models_streams() -> None:
+    two = replace(MODEL, streams=2)
+    assert [translate.choices(body(n=n), two) for n in (None, 1, 2)] == [1, 1, 2]
+    with pytest.raises(InvalidRequestError, match=r"^n: 3; 'm' has 2 streams, so at most that many") as fault:
+        translate.choices(body(n=3), two)
+    assert fault.value.param == "n"
+
+
 def test_top_k_of_minus_one_keeps_all() -> None:
     assert translate.sampling(body(top_k=-1), MODEL).top_k == 0
 

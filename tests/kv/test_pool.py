@@ -205,6 +205,12 @@ class PoolMachine(RuleBasedStateMachine):
         if page in self.cached:
             self.cached.remove(page)
 
+    @rule()
+    def discard_all(self) -> None:
+        assert self.pool.discard_all() == len(self.cached)
+        self.cached.clear()
+        self.kept.clear()
+
     @precondition(lambda self: self.cached)
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierd.errors import ModelError, SettingsError
-from tierd.kv.sizing import MOST_PAGES, available_memory, cgroup_memory, memory_budget, pages_for, size_cache
+from tierd.kv.sizing import (
+    MOST_PAGES,
+    PromisedMemory,
+    available_memory,
+    cgroup_memory,
+    memory_budget,
+    pages_for,
+    size_cache,
+)
 
 MODEL = {"trained": 1000, "streams": 4, "page_positions": 64, "page_bytes": 1024}
 
@@ -79,6 +87,27 @@ def test_models_share_the_memory_alike() -> None:
     assert memory_budget(300, 3) == 100 << 20
     half = memory_budget(0, 1)
     assert 0 < half < available_memory()
+
+
+def test_working_memory_is_not_free_for_pages() -> None:
+    assert memory_budget(300, 3, working=1 << 60) == 100 << 20
+    assert memory_budget(0, 1, working=1 << 60) == 0
+
+
+def test_pools_are_promised_together() -> None:
+    promised = PromisedMemory()
+    promised.promise("a", 30 << 20, 10 << 20, 100 << 20)
+    with pytest.raises(
+        ModelError,
+        match=r"^its K/V pool of 60\.0 MiB and 1\.0 MiB of weights and buffers are more than the 100\.0 MiB "
+        r"of memory that are free, 40\.0 MiB are promised to other models; "
+        r"lower kv\.memory_mb, context or streams$",
+    ):
+        promised.promise("b", 60 << 20, 1 << 20, 100 << 20)
+    promised.settle("a", 30 << 20)
+    promised.promise("b", 60 << 20, 1 << 20, 100 << 20)
+    promised.settle("b", 0)
+    promised.promise("c", 70 << 20, 0, 100 << 20)
 
 
 @pytest.mark.parametrize(("limit", "left"), [("1000", 700), ("400", 100), ("200", 0), ("max", 5000)])

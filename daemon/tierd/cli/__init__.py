@@ -118,11 +118,18 @@ def _models(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
     (print_json if as_json else print_table)(reports)
 
 
+def _read(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    try:
+        return None if text is None else PARAMETERS[str(option.name)].read(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 def _answers(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for everything that may be set about answers."""
     for name, parameter in reversed(list(PARAMETERS.items())):
         flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, metavar="N", type=parameter.kind, help=parameter.help)(command)
+        command = click.option(flag, metavar="N", callback=_read, help=parameter.help)(command)
     return command
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from urllib.parse import quote
 
+import msgspec
 from rich.console import Console
 
 from tierd.cli.client import Client
@@ -37,12 +38,22 @@ def chat(conversation: Conversation) -> None:
     (Terminal(conversation, models) if at_terminal else Repl(conversation)).run()
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    """What is read of /v1/models."""
+
+    data: list[_Model]
+
+
 def served(client: Client, model: str | None) -> list[str]:
     """Return the models that answer; `model` alone when it is one of them. Raises DaemonError."""
     if model is not None:
         client.get(f"/v1/models/{quote(model)}")
         return [model]
-    models = [str(entry["id"]) for entry in client.get("/v1/models")["data"]]
+    models = [entry.id for entry in client.shaped(client.get("/v1/models"), _Models).data]
     if not models:
         raise DaemonError(f"no model is ready at {client.place}; try again later")
     return models
@@ -104,10 +115,14 @@ class Repl:
             self.ask(line)
 
     def ask(self, text: str) -> None:
-        """Ask a question and print the answer as it comes."""
+        """Ask a question and print the answer."""
+        self.show(self.conversation.ask(text))
+
+    def show(self, answer: Generator[str, None, None]) -> None:
+        """Print an answer as it comes."""
         last, answered = "", True
         try:
-            with closing(self.conversation.ask(text)) as pieces:
+            with closing(answer) as pieces:
                 for piece in pieces:
                     self.write(piece)
                     last = piece
@@ -150,10 +165,9 @@ class Repl:
         self.note("the conversation is forgotten")
 
     def _retry(self, rest: str) -> None:
-        question = self.conversation.retract()
-        if question is None:
+        if not self.conversation.messages:
             raise CommandError("nothing was asked yet")
-        self.ask(question)
+        self.show(self.conversation.retry())
 
     def _system(self, rest: str) -> None:
         if rest:
@@ -167,8 +181,14 @@ class Repl:
             self.conversation.model = rest
             self.note(f"model: {rest}")
         else:
-            for model in served(client, None):
-                self.note(f"{'*' if model == self.conversation.model else ' '} {model}")
+            models = served(client, None)
+            current = self.conversation.model or self.conversation.default
+            if current is None and len(models) == 1:
+                current = models[0]
+            for model in models:
+                self.note(f"{'*' if model == current else ' '} {model}")
+            if current is None:
+                self.note("the daemon's default one answers; its first answer will tell which that is")
 
     def _set(self, rest: str) -> None:
         parameters = self.conversation.parameters
@@ -182,21 +202,21 @@ class Repl:
             parameters.pop(name, None)
         else:
             try:
-                parameters[name] = PARAMETERS[name].kind(value)
-            except ValueError:
-                wanted = "a whole number" if PARAMETERS[name].kind is int else "a number"
-                raise CommandError(
-                    f"{name} takes {wanted}, not {value!r}; - leaves it to the model"
-                ) from None
+                parameters[name] = PARAMETERS[name].read(value)
+            except ValueError as error:
+                raise CommandError(f"{name} {error}; - leaves it to the model") from None
 
     def _save(self, rest: str) -> None:
         if not rest:
             raise CommandError("/save takes the name of a file")
-        path = Path(rest).expanduser()
+        request = json.dumps(self.conversation.request(), ensure_ascii=False, indent=2) + "\n"
+        path = Path(rest)
         try:
-            with path.open("x", encoding="utf-8") as file:
-                json.dump(self.conversation.request(), file, ensure_ascii=False, indent=2)
-                file.write("\n")
+            path = path.expanduser()
+            with path.open("xb") as file:
+                file.write(request.encode(errors="replace"))
+        except (RuntimeError, ValueError) as error:  # ~ of a user who is not there; NUL
+            raise CommandError(f"/save takes the name of a file, not {rest!r}") from error
         except OSError as error:
             raise CommandError(f"cannot write {path}: {error.strerror}; choose another file") from error
         self.note(f"saved to {path}")
@@ -231,10 +251,10 @@ class Terminal(Repl):
             except (CommandError, DaemonError) as error:
                 self._console.print(str(error), style="red", markup=False)
 
-    def ask(self, text: str) -> None:
-        """Ask a question and print the answer as it comes, up to Ctrl-C."""
+    def show(self, answer: Generator[str, None, None]) -> None:
+        """Print an answer as it comes, up to Ctrl-C."""
         try:
-            super().ask(text)
+            super().show(answer)
         except KeyboardInterrupt:
             self.note("stopped; Ctrl-D leaves")
 

@@ -7,15 +7,20 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+import msgspec
 
 from tierd import __version__
 from tierd.errors import DaemonError, SettingsError
 
 # The server sends at least a comment every ten seconds.
 TIMEOUT_S = 60.0
+
+T = TypeVar("T")
 
 
 class Client:
@@ -60,10 +65,17 @@ class Client:
                 if data == b"[DONE]":
                     return
                 event = self._json(data)
-                if "error" in event:
+                if isinstance(event, dict) and "error" in event:
                     raise DaemonError(_message(event) or f"{self.place} sent an error")
                 yield event
         raise DaemonError(f"{self.place} closed the connection in the middle of the answer")
+
+    def shaped(self, answer: Any, shape: type[T]) -> T:
+        """Return JSON that the daemon sent as a struct."""
+        try:
+            return msgspec.convert(answer, shape)
+        except msgspec.ValidationError as error:
+            raise DaemonError(f"{self.place} sent JSON of another shape; is it tierd? ({error})") from error
 
     @contextmanager
     def _ask(
@@ -95,7 +107,7 @@ class Client:
     def _json(self, data: bytes) -> Any:
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DaemonError(f"{self.place} sent what is not JSON; is it tierd?") from error
 
 
@@ -109,13 +121,26 @@ def _message(body: Any) -> str:
 
 def at_url(url: str, *, token: str = "") -> Client:
     """Return a client of `http://HOST[:PORT][/PATH]` or https. Raises SettingsError for anything else."""
+    try:
+        connect, path = _split(url)
+    except (ValueError, http.client.InvalidURL) as error:
+        raise SettingsError(f"--url must be a URL such as http://127.0.0.1:8080, not {url!r}") from error
+    return Client(url, connect, base=path.rstrip("/").removesuffix("/v1"), token=token)
+
+
+def _split(url: str) -> tuple[Callable[[], http.client.HTTPConnection], str]:
+    """Return what makes connections to the host of a URL, and the path. Raises ValueError, InvalidURL."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise SettingsError(f"--url must be a URL such as http://127.0.0.1:8080, not {url!r}")
     host, port = parts.hostname, parts.port
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        raise ValueError(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    base = parts.path.rstrip("/").removesuffix("/v1")
-    return Client(url, lambda: kind(host, port, timeout=TIMEOUT_S), base=base, token=token)
+    connect = partial(kind, host, port, timeout=TIMEOUT_S)
+    # What could not be sent is refused here, before there is a connection to close.
+    host.encode("idna")
+    parts.path.encode("ascii")
+    connect()
+    return connect, parts.path
 
 
 def at_socket(path: Path) -> Client:

@@ -7,7 +7,36 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tierd.cli.client import Client
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """What is read of one object of a chat stream."""
+
+    model: str | None = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +71,7 @@ def _count(tokens: int | None) -> str:
 class Conversation:
     """Messages so far, and with whom. model None: the daemon's default. system "": none.
 
-    stats: of the last answer.
+    default: which model the daemon's default one is, once an answer has told. stats: of the last answer.
     """
 
     client: Client
@@ -50,6 +79,7 @@ class Conversation:
     system: str = ""
     parameters: dict[str, float] = field(default_factory=dict)
     messages: list[dict[str, str]] = field(default_factory=list)
+    default: str | None = None
     stats: Stats | None = None
 
     def ask(self, text: str) -> Generator[str, None, None]:
@@ -58,36 +88,39 @@ class Conversation:
         An answer that is broken off, by closing the iterator too, is remembered as far as it came; a
         question that got no answer is forgotten.
         """
-        self.messages.append({"role": "user", "content": text})
+        return self._answer(self.messages, text)
+
+    def retry(self) -> Generator[str, None, None]:
+        """Ask the last question again, of which there must be one. Raises DaemonError.
+
+        The answer takes the place of the last one, which stays when there is none.
+        """
+        return self._answer(self.messages[:-2], self.messages[-2]["content"])
+
+    def _answer(self, before: list[dict[str, str]], text: str) -> Generator[str, None, None]:
+        asked = [*before, {"role": "user", "content": text}]
         pieces: list[str] = []
-        usage: dict[str, Any] = {}
+        usage = _Usage()
         reason: str | None = None
         started = time.monotonic()
         first = None
         try:
-            for event in self.client.stream("/v1/chat/completions", self._wanted()):
-                usage = event.get("usage") or usage
-                for choice in event.get("choices") or ():
-                    reason = choice.get("finish_reason") or reason
-                    piece = choice.get("delta", {}).get("content")
+            for event in self.client.stream("/v1/chat/completions", self._wanted(asked)):
+                chunk = self.client.shaped(event, _Chunk)
+                if self.model is None:
+                    self.default = chunk.model or self.default
+                usage = chunk.usage or usage
+                for choice in chunk.choices or ():
+                    reason = choice.finish_reason or reason
+                    piece = choice.delta and choice.delta.content
                     if piece:
                         first = first or time.monotonic()
                         pieces.append(piece)
                         yield piece
         finally:
             if pieces or reason:
-                self.messages.append({"role": "assistant", "content": "".join(pieces)})
+                self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
                 self.stats = _measure(usage, reason or "broken off", started, first, time.monotonic())
-            else:
-                self.messages.pop()
-
-    def retract(self) -> str | None:
-        """Forget the last question and its answer; return the question, None when there was none."""
-        if not self.messages:
-            return None
-        question = self.messages[-2]["content"]
-        del self.messages[-2:]
-        return question
 
     def reset(self) -> None:
         """Forget all messages; the system prompt stays."""
@@ -96,22 +129,25 @@ class Conversation:
 
     def request(self) -> dict[str, Any]:
         """Return the conversation as a body for /v1/chat/completions."""
+        return self._request(self.messages)
+
+    def _request(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         model = {} if self.model is None else {"model": self.model}
-        return {**model, **self.parameters, "messages": [*system, *self.messages]}
+        return {**model, **self.parameters, "messages": [*system, *messages]}
 
-    def _wanted(self) -> dict[str, Any]:
-        return {**self.request(), "stream": True, "stream_options": {"include_usage": True}}
+    def _wanted(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+        return {**self._request(messages), "stream": True, "stream_options": {"include_usage": True}}
 
 
-def _measure(usage: dict[str, Any], reason: str, started: float, first: float | None, ended: float) -> Stats:
-    generated: int | None = usage.get("completion_tokens")
+def _measure(usage: _Usage, reason: str, started: float, first: float | None, ended: float) -> Stats:
+    generated, details = usage.completion_tokens, usage.prompt_tokens_details
     rate = None
     if first is not None and generated is not None and generated > 1 and ended > first:
         rate = (generated - 1) / (ended - first)
     return Stats(
-        prompt=usage.get("prompt_tokens"),
-        cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        prompt=usage.prompt_tokens,
+        cached=None if details is None else details.cached_tokens,
         generated=generated,
         first_s=None if first is None else first - started,
         rate=rate,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,17 @@ class Parameter:
 
     kind: type[float] | type[int]
     help: str
+
+    def read(self, text: str) -> float:
+        """Return the value that a text stands for. Raises ValueError, which says what it takes."""
+        try:
+            value = self.kind(text)
+        except ValueError:
+            value = math.nan
+        if isinstance(value, float) and not math.isfinite(value):
+            wanted = "a whole number" if self.kind is int else "a finite number"
+            raise ValueError(f"takes {wanted}, not {text!r}")
+        return value
 
 
 PARAMETERS: Mapping[str, Parameter] = {

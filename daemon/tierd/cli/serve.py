@@ -23,6 +23,7 @@ from tierd.engine import Engine
 from tierd.errors import SettingsError, TierdError
 from tierd.http import AdminServer, Mailboxes, Server, create_admin_app, serve
 from tierd.http.listeners import listen, listen_at, url
+from tierd.kv.sizing import PromisedMemory
 from tierd.metrics import Metrics
 from tierd.settings import AdminSettings, ModelSettings, Settings, admin_sockets
 from tierd.slot import open_slot
@@ -43,7 +44,7 @@ def run(settings: Settings) -> None:
         backend = HostBackend(settings.engine.threads)
         engine = Engine(
             mailboxes.deliver,
-            open_slot=partial(open_slot, settings=settings, backend=backend),
+            open_slot=partial(open_slot, settings=settings, backend=backend, promised=PromisedMemory()),
             metrics=metrics,
             settings=settings,
         )

@@ -17,6 +17,7 @@ class CatalogueEntry:
     """One model that answers.
 
     context: positions of one stream; prompt plus output never exceed it.
+    streams: most requests, or choices of one, that run at the same time.
     max_prompt_tokens, max_output_tokens: the operator's caps, or the context where there is none.
     sampling: what a request gets where it is silent; its seed means nothing.
     renderer: None when the model has no chat template.
@@ -28,6 +29,7 @@ class CatalogueEntry:
     created: int
     architecture: str
     context: int
+    streams: int
     max_prompt_tokens: int
     max_output_tokens: int
     sampling: SamplingParams
@@ -86,6 +88,7 @@ def describe(slot: Slot) -> CatalogueEntry:
         created=slot.created,
         architecture=slot.plan.architecture,
         context=slot.context,
+        streams=settings.streams,
         max_prompt_tokens=min(limits.max_prompt_tokens or slot.context, slot.context),
         max_output_tokens=min(limits.max_output_tokens or slot.context, slot.context),
         sampling=SamplingParams(

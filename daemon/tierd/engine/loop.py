@@ -65,6 +65,8 @@ log = logging.getLogger(__name__)
 Deliver = Callable[[Ordered[tuple[str, Event]]], None]
 OpenSlot = Callable[[ModelSettings], Slot]
 
+LONGEST_WAIT_S = 3600.0  # a lock cannot wait for as long as a float can say
+
 CLOSED = "the server is shutting down; try again later"
 
 
@@ -138,8 +140,9 @@ class Loop:
         """Wait for a message, or until someone has waited for too long; handle all that came."""
         due = [queue.deadline(slot, self._settings.queue) for slot in self._slots.values()]
         first = min((end for end in (*due, self._readers.deadline) if end is not None), default=None)
+        wait = None if first is None else min(max(0, first - time.monotonic()), LONGEST_WAIT_S)
         try:
-            self._handle(self._inbox.get(timeout=None if first is None else max(0, first - time.monotonic())))
+            self._handle(self._inbox.get(timeout=wait))
         except Empty:
             return
         for _ in range(self._inbox.qsize()):

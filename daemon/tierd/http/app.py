@@ -18,7 +18,7 @@ from tierd.http.health import HealthRoutes
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.openai import OpenAIRoutes
 from tierd.http.text import TextRoutes
-from tierd.metrics import Metrics
+from tierd.metrics import NO_MODEL, Metrics
 from tierd.settings import Settings
 
 
@@ -36,6 +36,9 @@ def create_app(engine: Engine, mailboxes: Mailboxes, metrics: Metrics, settings:
         mailboxes.bind(None)
         encoder.close()
 
+    def refused(outcome: str) -> None:
+        metrics.requests.labels(NO_MODEL, outcome).inc()
+
     fingerprints = {model.id: system_fingerprint(model) for model in settings.models}
     app = Starlette(
         routes=[
@@ -43,7 +46,7 @@ def create_app(engine: Engine, mailboxes: Mailboxes, metrics: Metrics, settings:
             *TextRoutes(engine, encoder).routes(),
             *HealthRoutes(engine, metrics).routes(),
         ],
-        middleware=[Middleware(ErrorBoundary)],
+        middleware=[Middleware(ErrorBoundary, refused=refused)],
         exception_handlers={HTTPException: route_error},
         lifespan=lifespan,
     )

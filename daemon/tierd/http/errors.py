@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -165,11 +165,14 @@ class ErrorBoundary:
     """Names every request, and answers what is raised while it is served.
 
     The name is in `scope["state"]["request_id"]` (32 hexadecimal digits) and in the response's
-    `x-request-id`; the log uses it too.
+    `x-request-id`; the log uses it too. A POST that is refused before the engine was asked, as
+    `scope["state"]["asked"]` would say, gets a line in the log: the engine writes one for all others.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, refused: Callable[[str], None] = lambda outcome: None) -> None:
+        """`refused` is called with the outcome of every POST that is refused here; see metrics."""
         self.app = app
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Only a response that can no longer be saved raises."""
@@ -197,12 +200,31 @@ class ErrorBoundary:
                 where = one_line(f"{scope['method']} {scope['path']} ({request_id})")
                 logger.error("%s: %s", where, error, exc_info=not isinstance(error, TierdError))
             answer = describe(error)
+            if (
+                isinstance(error, RequestError)
+                and scope["method"] == "POST"
+                and "asked" not in scope["state"]
+            ):
+                self._note(request_id, error, answer.status)
             if begun is None:
                 await answer.response()(scope, receive, named_send)
             elif _is_event_stream(begun):
                 await send({"type": "http.response.body", "body": answer.frames()})
             else:
                 raise
+
+    def _note(self, request_id: str, error: RequestError, status: int) -> None:
+        """Count and log a refusal. Its message may repeat what the client sent, so it is left out."""
+        outcome = "unavailable" if isinstance(error, UnavailableError) else "refused"
+        self._refused(outcome)
+        logger.info(
+            "request=%s model=- outcome=%s status=%d code=%s param=%s",
+            request_id,
+            outcome,
+            status,
+            error.code or "-",
+            one_line(error.param or "-"),
+        )
 
 
 def _is_event_stream(start: Message) -> bool:

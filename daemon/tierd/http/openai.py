@@ -41,6 +41,9 @@ from tierd.http.unsupported import refuse_unsupported
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
 
+# What it takes to spell one token's log-probability, in characters of a text to be encoded.
+CHARACTERS_PER_LOGPROB = 8
+
 
 class OpenAIRoutes:
     """Endpoints of `/v1/…`. fingerprints: by model."""
@@ -84,21 +87,20 @@ class OpenAIRoutes:
         if body.stream:
             return EventStream(choices, chat_frames(heading, include_usage, scribes))
         answers = await _whole(choices, len(wanted))
-        return json_response(
-            ChatCompletion(
-                **heading,
-                choices=[
-                    ChatChoice(
-                        AssistantMessage(answer.text),
-                        answer.end.reason,
-                        index,
-                        scribe.write(answer.logprobs) if body.logprobs else None,
-                    )
-                    for index, (answer, scribe) in enumerate(zip(answers, scribes, strict=True))
-                ],
-                usage=_usage(answers),
-            )
-        )
+
+        def written() -> Response:
+            written_choices = [
+                ChatChoice(
+                    AssistantMessage(answer.text),
+                    answer.end.reason,
+                    index,
+                    scribe.write(answer.logprobs) if body.logprobs else None,
+                )
+                for index, (answer, scribe) in enumerate(zip(answers, scribes, strict=True))
+            ]
+            return json_response(ChatCompletion(**heading, choices=written_choices, usage=_usage(answers)))
+
+        return await self._encoder.run(_weight(answers), written)
 
     async def complete_text(self, request: Request) -> Response:
         """Go on from a prompt."""
@@ -114,23 +116,23 @@ class OpenAIRoutes:
         if body.stream:
             return EventStream(choices, completion_frames(heading, include_usage, scribes))
         answers = await _whole(choices, len(wanted))
-        return json_response(
-            Completion(
-                **heading,
-                choices=[
-                    TextChoice(
-                        answer.text,
-                        answer.end.reason,
-                        index,
-                        None if body.logprobs is None else scribe.write(answer.logprobs),
-                    )
-                    for index, (answer, scribe) in enumerate(zip(answers, scribes, strict=True))
-                ],
-                usage=_usage(answers),
-            )
-        )
+
+        def written() -> Response:
+            written_choices = [
+                TextChoice(
+                    answer.text,
+                    answer.end.reason,
+                    index,
+                    None if body.logprobs is None else scribe.write(answer.logprobs),
+                )
+                for index, (answer, scribe) in enumerate(zip(answers, scribes, strict=True))
+            ]
+            return json_response(Completion(**heading, choices=written_choices, usage=_usage(answers)))
+
+        return await self._encoder.run(_weight(answers), written)
 
     def _choices(self, wanted: Sequence[core.Request], request: Request) -> Choices:
+        request.state.asked = True  # from here on the engine notes how it ends
         return Choices([Exchange(self._engine, self._mailboxes, one, request.receive) for one in wanted])
 
     def _heading(self, wanted: core.Request) -> Heading:
@@ -172,6 +174,12 @@ async def _whole(choices: Choices, count: int) -> list[_Answer]:
     ]
 
 
+def _weight(answers: Sequence[_Answer]) -> int:
+    """Return how many characters take as long to encode as these answers take to be written down."""
+    spelled = sum(1 + len(entry.top) for answer in answers for entry in answer.logprobs)
+    return spelled * CHARACTERS_PER_LOGPROB
+
+
 def _usage(answers: Sequence[_Answer]) -> Usage:
     return Usage.of(total_usage([answer.end.usage for answer in answers]))
 
@@ -193,7 +201,7 @@ def _requests(
         ignore_eos=bool(body.ignore_eos),
         top_logprobs=translate.top_logprobs(body),
     )
-    seeds = [translate.choice_seed(first.sampling.seed, i) for i in range(translate.choices(body))]
+    seeds = [translate.choice_seed(first.sampling.seed, i) for i in range(translate.choices(body, entry))]
     return [
         replace(first, id=f"{name}/{i}" if i else name, sampling=replace(first.sampling, seed=seed))
         for i, seed in enumerate(seeds)

@@ -79,9 +79,13 @@ def top_logprobs(body: ChatBody | CompletionBody) -> int | None:
     return None
 
 
-def choices(body: Generation) -> int:
-    """Return how many answers are asked for."""
+def choices(body: Generation, entry: CatalogueEntry) -> int:
+    """Return how many answers are asked for. Raises InvalidRequestError for more than can run together."""
     count = body.n or 1
+    if count > entry.streams:
+        raise InvalidRequestError(
+            f"n: {count}; {entry.id!r} has {entry.streams} streams, so at most that many choices", param="n"
+        )
     if body.best_of not in (None, count):
         raise InvalidRequestError(
             f"best_of: {body.best_of}; choosing the best is not supported, leave it out or send n, {count}",

@@ -130,6 +130,14 @@ class PagePool:
             del self._cached[page]
             self._free.append(page)
 
+    def discard_all(self) -> int:
+        """Discard all pages that are kept; return how many are free at once."""
+        freed = len(self._cached)
+        self._free.extend(self._cached)
+        self._cached.clear()
+        self._kept.clear()
+        return freed
+
     def touch(self, page: int) -> None:
         """Count this as the last use of a page, if it is cached."""
         if page in self._cached:

@@ -115,13 +115,10 @@ class PrefixCache:
 
     def flush(self) -> int:
         """Forget everything and return how many pages are free now that were not."""
-        free = self._pool.free
-        for page in self._entries:
-            self._pool.discard(page)
         self._entries.clear()
         self._whole.clear()
         self._after.clear()
-        return self._pool.free - free
+        return self._pool.discard_all()
 
     def _parts(self, tokens: bytes) -> list[bytes]:
         return [tokens[at : at + self._page_bytes] for at in range(0, len(tokens), self._page_bytes)]

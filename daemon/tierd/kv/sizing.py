@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,13 +54,45 @@ def size_cache(
     return CacheSize(context=context, pages=min(streams * pages_for(context, page_positions), affordable))
 
 
-def memory_budget(memory_mb: int, models: int) -> int:
+def memory_budget(memory_mb: int, models: int, working: int = 0) -> int:
     """Return the bytes of K/V memory for one of `models` models that share alike.
 
-    memory_mb: for all of them, in MiB; 0: half of the memory that is free now.
+    memory_mb: for all of them, in MiB; 0: half of the memory that is free now. working: bytes that the
+    model takes besides, which are not free.
     """
-    total = memory_mb * _MIB if memory_mb else int(available_memory() * FREE_MEMORY_SHARE)
+    free = max(0, available_memory() - working)
+    total = memory_mb * _MIB if memory_mb else int(free * FREE_MEMORY_SHARE)
     return total // models
+
+
+class PromisedMemory:
+    """The K/V pools of all models, which take no memory until they are used. May be shared by threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._promised: dict[str, int] = {}
+
+    def promise(self, model: str, pool: int, working: int, available: int) -> None:
+        """Promise a model a pool of so many bytes, besides `working` bytes that it is about to take.
+
+        Counts what others were promised as if none of it had been used. Raises ModelError, with the
+        numbers, when `available` bytes do not hold all that.
+        """
+        with self._lock:
+            others = sum(self._promised.values())
+            if pool + working + others > available:
+                besides = f", {_mib(others)} are promised to other models" if others else ""
+                raise ModelError(
+                    f"its K/V pool of {_mib(pool)} and {_mib(working)} of weights and buffers are more than "
+                    f"the {_mib(available)} of memory that are free{besides}; "
+                    "lower kv.memory_mb, context or streams"
+                )
+            self._promised[model] = pool + working
+
+    def settle(self, model: str, pool: int) -> None:
+        """Note that the model has taken its working memory: only the pool, 0 for none, is promised still."""
+        with self._lock:
+            self._promised[model] = pool
 
 
 def available_memory() -> int:
