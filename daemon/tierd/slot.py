@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from tierd.backends import library
 from tierd.backends.protocol import Backend, Executor
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
@@ -36,7 +36,6 @@ class Step:
 class Slot:
     """A loaded model and its streams.
 
-    file: None when the executor needs none.
     context: positions of one stream; the pool holds at least one stream of it.
     prefix_cache: False: no page outlives its streams.
     waiting: not admitted yet, in order of arrival. running: admitted, in order of admission.
@@ -48,7 +47,6 @@ class Slot:
     settings: ModelSettings
     limits: LimitsSettings
     plan: Plan
-    file: GGUFFile | None
     tokenizer: Tokenizer
     renderer: Renderer | None
     executor: Executor
@@ -77,10 +75,8 @@ class Slot:
         return pages_for(len(request.prompt) + request.max_tokens - 1, self.executor.page_positions)
 
     def close(self) -> None:
-        """Free weights, pages and file. No step may be running."""
+        """Free weights and pages. No step may be running."""
         self.executor.close()
-        if self.file is not None:
-            self.file.close()
 
 
 def open_slot(
@@ -93,10 +89,8 @@ def open_slot(
     """
     started = time.monotonic()
     try:
-        with ExitStack() as undo:
-            file = undo.enter_context(GGUFFile.open(model.path))
+        with GGUFFile.open(model.path) as file:
             slot = _build(model, settings, backend, file, promised or PromisedMemory())
-            undo.pop_all()
     except ModelFileError as error:
         raise ModelFileError(f"{model.id}: {error}; fetch or convert the file again") from error
     except (ModelError, SettingsError) as error:
@@ -105,6 +99,7 @@ def open_slot(
         raise ModelError(
             f"{model.id}: there is not the memory to load {model.path}; serve fewer models or smaller ones"
         ) from error
+    library.trim()  # the file's texts
     pages, positions = slot.pool.total, slot.executor.page_positions
     log.info(
         "model=%s loaded in %.2f s: %s on %s, context %d%s, %d streams, "
@@ -127,6 +122,7 @@ def _build(
     _check_memory(working, max_rows)
     tokenizer = build_tokenizer(file)
     renderer = build_renderer(file, tokenizer, read_template(model))
+    library.trim()  # what building them took
     codec = KV_CODECS[model.kv_dtype]
     page_bytes = backend.page_bytes(plan, codec)
     size = size_cache(
@@ -149,7 +145,6 @@ def _build(
         settings=model,
         limits=settings.limits,
         plan=plan,
-        file=file,
         tokenizer=tokenizer,
         renderer=renderer,
         executor=executor,

@@ -54,7 +54,6 @@ def null_slot(
         settings=settings,
         limits=limits or LimitsSettings(),
         plan=Plan("null", (), {"logits": tokenizer.vocabulary}, (), "logits", tokenizer.vocabulary, 4096),
-        file=None,
         tokenizer=tokenizer,  # type: ignore[arg-type]
         renderer=None,
         executor=NullExecutor(

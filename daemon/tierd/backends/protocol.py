@@ -72,5 +72,5 @@ class Backend(Protocol):
     def compile(self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int) -> Executor:
         """Return an executor for the plan. Called from any thread; may take seconds. Raises ModelError.
 
-        `file` stays open until the executor is closed.
+        Copies what it needs of the file, which may be closed afterwards.
         """

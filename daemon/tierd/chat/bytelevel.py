@@ -113,18 +113,19 @@ def _splitter(words: Words) -> PreTokenizer:
 
 def _merger(file: GGUFFile, vocabulary: Vocabulary, words: Words) -> BPE:
     """Return the model; bytes without a token get ids past the vocabulary, to keep their neighbours apart."""
+    ids = vocabulary.ids()
     merges: list[tuple[str, str]] = []
     for index, merge in enumerate(dict.fromkeys(file.texts(MERGES))):
         left, space, right = merge.partition(" ")
-        if not (left and space and right and left in vocabulary.ids and right in vocabulary.ids):
+        if not (left and space and right and left in ids and right in ids):
             raise ModelFileError(
                 f"{file.path}: key {MERGES}: merge {index} should be two tokens, not {merge!a}"
             )
-        if left + right not in vocabulary.ids:
+        if left + right not in ids:
             raise ModelFileError(
                 f"{file.path}: key {MERGES}: merge {index} makes {left + right!a}, which is no token"
             )
         merges.append((left, right))
-    letters = [letter for letter in _BYTES if letter not in vocabulary.ids]
+    letters = [letter for letter in _BYTES if letter not in ids]
     extra = {letter: len(vocabulary.tokens) + index for index, letter in enumerate(letters)}
-    return BPE({**vocabulary.ids, **extra}, merges, ignore_merges=words.whole_words)
+    return BPE({**ids, **extra}, merges, ignore_merges=words.whole_words)

@@ -49,11 +49,12 @@ class SentencePieceBPE:
             raise ModelFileError(f"{file.path}: key {SCORES} has {len(scores)} entries for {count} tokens")
         if np.abs(scores).max() > np.finfo(np.float32).max:
             raise ModelFileError(f"{file.path}: key {SCORES} holds a number that float32 does not")
-        missing = next((token for token in _BYTE_TOKENS if token not in self.vocabulary.ids), None)
+        ids = self.vocabulary.ids()
+        missing = next((token for token in _BYTE_TOKENS if token not in ids), None)
         if missing is not None:
             raise ModelFileError(f"{file.path}: key {TOKENS} lacks the byte token {missing}")
         unknown = token_id(file, "unknown_token_id", count, 0)
-        model = _model(self.vocabulary, scores, unknown)
+        model = _model(self.vocabulary, [ids[token] for token in _BYTE_TOKENS], scores, unknown)
         try:
             self._processor = SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -70,10 +71,12 @@ class SentencePieceBPE:
         return token.replace(_SPACE, " ").encode()
 
 
-def _model(vocabulary: Vocabulary, scores: npt.NDArray[np.float64], unknown: int | None) -> bytes:
+def _model(
+    vocabulary: Vocabulary, byte_ids: list[int], scores: npt.NDArray[np.float64], unknown: int | None
+) -> bytes:
     types = bytearray([_NORMAL]) * len(vocabulary.tokens)
-    for token in _BYTE_TOKENS:
-        types[vocabulary.ids[token]] = _BYTE
+    for index in byte_ids:
+        types[index] = _BYTE
     types[unknown or 0] = _UNKNOWN
     pieces = []
     # Field 1, one piece: 1 (spelling), 2 (score), 3 (type).

@@ -8,7 +8,9 @@ decided as llama.cpp decides it (`llama_vocab::impl::load`), so that ids agree w
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tierd.errors import ModelFileError
@@ -30,20 +32,41 @@ class TokenKind(enum.IntEnum):
     BYTE = 6
 
 
+class Spellings:
+    """Texts by number, in one run of bytes: as a list of strings they would take ten times the memory."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
+        self._bytes = b"".join(encoded)
+        self._ends = array("I", itertools.accumulate(map(len, encoded), initial=0))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> str:
+        return self._bytes[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Every token of a model, immutable.
 
-    tokens: spelling by id. ids: id by spelling. kinds: TokenKind by id, one byte each.
+    tokens: spelling by id. kinds: TokenKind by id, one byte each.
     end_ids: the ids after which generation is over.
     """
 
-    tokens: list[str]
-    ids: Mapping[str, int]
+    tokens: Spellings
     kinds: bytes
     bos_id: int | None
     eos_id: int | None
     end_ids: frozenset[int]
+
+    def ids(self) -> dict[str, int]:
+        """Make the table of ids by spelling; only building a tokenizer takes it."""
+        return {token: index for index, token in enumerate(self.tokens)}
 
 
 # Spellings that end generation wherever they occur.
@@ -156,7 +179,7 @@ def read_vocabulary(file: GGUFFile, *, bos_id: int | None, eos_id: int | None) -
     eos_id = token_id(file, "eos_token_id", len(tokens), eos_id)
     end_ids = _find_end_ids(file, ids, kinds, eos_id)
     _check_byte_tokens(file, tokens, kinds)
-    return Vocabulary(tokens, ids, bytes(kinds), bos_id, eos_id, end_ids)
+    return Vocabulary(Spellings(tokens), bytes(kinds), bos_id, eos_id, end_ids)
 
 
 def token_id(file: GGUFFile, name: str, vocabulary: int, default: int | None = None) -> int | None:
