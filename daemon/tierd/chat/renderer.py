@@ -17,8 +17,8 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 
-from tierd.chat import template_worker
 from tierd.chat.tokenizer import Tokenizer
 from tierd.errors import InvalidRequestError, ModelFileError, SettingsError
 from tierd.models.gguf import GGUFFile
@@ -28,6 +28,8 @@ CHAT_TEMPLATE = "tokenizer.chat_template"
 MOST_SECONDS = 2.0
 MOST_MEMORY = 512 << 20
 MOST_CHARACTERS = 8 << 20
+# Not imported: its template engine is for its own process.
+_WORKER = str(Path(__file__).with_name("template_worker.py"))
 # Waiting is longer than MOST_SECONDS of processor time, as the cores may be busy.
 _PATIENCE_SECONDS = 10.0
 
@@ -120,7 +122,7 @@ class _Worker:
         self._connection, theirs = multiprocessing.Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", template_worker.__file__, str(theirs.fileno())],
+                [sys.executable, "-I", _WORKER, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
