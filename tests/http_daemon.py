@@ -17,10 +17,11 @@ from tiny import write_llama
 
 @dataclass(frozen=True)
 class Daemon:
-    """Its process, and its address."""
+    """Its process, its address, and the folder of its log, tierd.log, and admin socket, tierd/admin.sock."""
 
     process: subprocess.Popen[str]
     url: str
+    folder: Path
 
     def end(self, name: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(name)
@@ -40,13 +41,14 @@ def daemon(folder: Path, *, context: int, settings: str) -> Iterator[Daemon]:
     config.write_text(f"server.listen = '127.0.0.1:0'\n{settings}\nid = 'tiny'\npath = 'tiny.gguf'\n")
     command = [sys.executable, "-m", "tierd", "serve", "--config", str(config)]
     environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    ) as process:
+    with (
+        (folder / "tierd.log").open("w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
+    ):
         try:
             assert process.stdout is not None
             ready = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
             assert ready is not None
-            yield Daemon(process, ready[0])
+            yield Daemon(process, ready[0], folder)
         finally:
             process.kill()

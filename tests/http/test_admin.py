@@ -89,7 +89,7 @@ def test_status_tells_how_the_models_stand(server: Administered) -> None:
     for model in answer["models"]:
         pages = model.pop("pages")
         assert model.pop("id")
-        assert model == {"outcome": "cpu", "running": 0, "waiting": 0}
+        assert model == {"outcome": "cpu", "running": 0, "paused": 0, "waiting": 0}
         assert pages == {
             "total": pages["total"],
             "used": 0,
@@ -133,6 +133,7 @@ def test_slots_tell_what_the_models_are(server: Administered, tiny_model: ModelS
         "max_prompt_tokens": 256,
         "max_output_tokens": 256,
         "running": 0,
+        "paused": 0,
         "waiting": 0,
     }
     assert (two["id"], two["default"], two["streams"]) == ("two", False, 2)

@@ -17,6 +17,7 @@ import pytest
 from http_daemon import Daemon, daemon
 from live import Gate, Live, error_of, serve, wait_until
 from tierd.backends.null import NullBackend
+from tierd.http import server
 from tierd.settings import ModelSettings, ServerSettings
 
 ENDLESS = {"prompt": [1], "stream": True, "ignore_eos": True}
@@ -149,3 +150,46 @@ def test_a_second_signal_ends_at_once(endless: Daemon) -> None:
     assert time.monotonic() - started < 1
     with pytest.raises(httpx.TransportError):
         list(lines)
+
+
+def stalled(server: Daemon, text: dict[str, object]) -> socket.socket:
+    """Ask for an answer of more than the system's buffers hold, and read none of it."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    asked = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20}
+    content = json.dumps(asked | {"stream": True, "ignore_eos": True} | text).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+@pytest.mark.parametrize("endless", [0.3], indirect=True)
+def test_a_client_that_does_not_read_keeps_nobody(endless: Daemon) -> None:
+    transport = httpx.HTTPTransport(uds=str(endless.folder / "tierd" / "admin.sock"))
+    with stalled(endless, {}), httpx.Client(transport=transport, base_url="http://x") as admin:
+        wait_until(lambda: admin.get("/status").json()["models"][0]["paused"] == 1)
+        started = time.monotonic()
+        endless.end()
+        assert endless.process.wait(20) == 0
+        assert time.monotonic() - started < 2
+    check_log(endless)
+
+
+@pytest.mark.parametrize("endless", [60], indirect=True)
+def test_a_client_that_does_not_read_what_has_ended_is_cut_off(endless: Daemon) -> None:
+    with stalled(endless, {"stream": False, "max_tokens": 3500}), httpx.Client() as client:
+        done = 'tierd_requests_total{model="tiny",outcome="length"} 1.0'
+        wait_until(lambda: done in client.get(endless.url + "/metrics").text)
+        started = time.monotonic()
+        endless.end()
+        assert endless.process.wait(20) == 0
+        assert server.FLUSH_S <= time.monotonic() - started < server.FLUSH_S + server.CANCEL_S
+    check_log(endless)
+
+
+def check_log(server: Daemon) -> None:
+    log = (server.folder / "tierd.log").read_text()
+    assert "Traceback" not in log
+    assert "Exception in ASGI application" not in log
+    assert " ERROR " not in log

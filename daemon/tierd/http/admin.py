@@ -39,11 +39,15 @@ class Pages(msgspec.Struct, frozen=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of /status. outcome: where it runs; running, waiting: streams."""
+    """One model of /status. outcome: where it runs; running, waiting: streams.
+
+    paused: those of the running whose clients do not keep up.
+    """
 
     id: str
     outcome: str
     running: int
+    paused: int
     waiting: int
     pages: Pages
 
@@ -75,6 +79,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int
     max_output_tokens: int
     running: int
+    paused: int
     waiting: int
     pages: Pages
 
@@ -123,6 +128,7 @@ class AdminRoutes:
                 id=id,
                 outcome=model.outcome,
                 running=model.running,
+                paused=model.paused,
                 waiting=model.waiting,
                 pages=_pages(model),
             )
@@ -165,6 +171,7 @@ def _slot(model: ModelSettings, entry: CatalogueEntry, snapshot: ModelSnapshot) 
         max_prompt_tokens=entry.max_prompt_tokens,
         max_output_tokens=entry.max_output_tokens,
         running=snapshot.running,
+        paused=snapshot.paused,
         waiting=snapshot.waiting,
         pages=_pages(snapshot),
     )

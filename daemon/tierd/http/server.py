@@ -20,7 +20,7 @@ from tierd.engine import Engine
 from tierd.http.app import create_app
 from tierd.http.listeners import url
 from tierd.http.mailboxes import Mailboxes
-from tierd.http.protocol import protocol
+from tierd.http.protocol import Protocol, protocol
 from tierd.metrics import Metrics
 from tierd.settings import ServerSettings, Settings
 
@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 
 # An idle connection stays open longer than clients and proxies keep theirs, so that they close it.
 KEEP_ALIVE_S = 75
-# How long last events may take to reach slow clients, and the engine to finish its last step.
-FLUSH_S = 5
+# How long last events may take to reach slow clients, and the engine to finish its last step. uvicorn would
+# cancel what is left a little later.
+FLUSH_S = 2
+CANCEL_S = 3
 STOP_S = 10.0
 EXIT_AT_ONCE = 1
 USUAL_LIMITS = ServerSettings()
@@ -51,7 +53,7 @@ def _config(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=FLUSH_S,
+        timeout_graceful_shutdown=FLUSH_S + CANCEL_S,
     )
 
 
@@ -130,6 +132,7 @@ class Server(uvicorn.Server):
             await asyncio.wait_for(asyncio.wrap_future(self.engine.drain()), self.drain_s)
         except TimeoutError:
             log.warning("ending what runs still after %g s", self.drain_s)
+            self._cut(lambda connection: connection.flow.write_paused)
         self.stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -141,12 +144,21 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting and end the engine; uvicorn waits for the streams, which end with it."""
-        stopped = asyncio.get_running_loop().run_in_executor(None, self.engine.stop, STOP_S)
+        loop = asyncio.get_running_loop()
+        stopped = loop.run_in_executor(None, self.engine.stop, STOP_S)
+        cut = loop.call_later(FLUSH_S, self._cut, lambda connection: True)
         await super().shutdown(sockets)
+        cut.cancel()
         await stopped
         for server in self.admin:
             server.should_exit, server.force_exit = True, self.force_exit
         await asyncio.gather(*self._admin_tasks)
+
+    def _cut(self, chosen: Callable[[Protocol], bool]) -> None:
+        """Cut off the chosen connections, whatever is still unsent."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Protocol) and chosen(connection):
+                connection.transport.abort()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
