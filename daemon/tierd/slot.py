@@ -89,8 +89,7 @@ def open_slot(
     """
     started = time.monotonic()
     try:
-        with GGUFFile.open(model.path) as file:
-            slot = _build(model, settings, backend, file, promised or PromisedMemory())
+        slot = _build(model, settings, backend, promised or PromisedMemory())
     except ModelFileError as error:
         raise ModelFileError(f"{model.id}: {error}; fetch or convert the file again") from error
     except (ModelError, SettingsError) as error:
@@ -113,8 +112,13 @@ def open_slot(
     return slot
 
 
-def _build(
-    model: ModelSettings, settings: Settings, backend: Backend, file: GGUFFile, promised: PromisedMemory
+def _build(model: ModelSettings, settings: Settings, backend: Backend, promised: PromisedMemory) -> Slot:
+    with GGUFFile.open(model.path) as file:
+        return _build_from(file, model, settings, backend, promised)
+
+
+def _build_from(
+    file: GGUFFile, model: ModelSettings, settings: Settings, backend: Backend, promised: PromisedMemory
 ) -> Slot:
     plan = build_plan(file)
     max_rows = settings.engine.chunk_rows + model.streams

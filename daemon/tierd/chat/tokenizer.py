@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from tierd.chat.bytelevel import ByteLevelBPE
-from tierd.chat.sentencepieces import SentencePieceBPE
 from tierd.chat.specials import SpecialTokens
 from tierd.chat.vocabulary import TokenKind, Vocabulary, byte_of
 from tierd.errors import InvalidRequestError, ModelFileError, UnsupportedModelError
@@ -25,10 +23,20 @@ class _Merger(Protocol):
     def spell(self, token: str) -> bytes: ...
 
 
-_MERGERS: dict[str, type[ByteLevelBPE] | type[SentencePieceBPE]] = {
-    "gpt2": ByteLevelBPE,
-    "llama": SentencePieceBPE,
-}
+def _byte_level(file: GGUFFile) -> _Merger:
+    from tierd.chat.bytelevel import ByteLevelBPE
+
+    return ByteLevelBPE(file)
+
+
+def _sentence_piece(file: GGUFFile) -> _Merger:
+    from tierd.chat.sentencepieces import SentencePieceBPE
+
+    return SentencePieceBPE(file)
+
+
+# Each has a library of its own, which is loaded once a model needs it.
+_MERGERS: dict[str, Callable[[GGUFFile], _Merger]] = {"gpt2": _byte_level, "llama": _sentence_piece}
 
 
 class Tokenizer:
