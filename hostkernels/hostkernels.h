@@ -70,7 +70,8 @@ enum hk_codec { HK_KV_F32 = 0, HK_KV_F16 = 1, HK_KV_Q8_0 = 2, HK_KV_TQ4 = 3 };
 
 int hk_abi_version(void);
 
-/* The level chosen once for this process: "portable". HOSTKERNELS_LEVEL can only force it down. */
+/* The level chosen once for this process: "portable", "avx2" or "avx512vnni". HOSTKERNELS_LEVEL can only force
+ * it down. */
 const char *hk_level(void);
 
 /* Give memory that is free in the heap back to the system, where the C library can. */

@@ -98,6 +98,20 @@ static inline uint16_t hk_float_to_half(float value)
 
 static inline float hk_bfloat_to_float(uint16_t value) { return hk_float_of((uint32_t)value << 16); }
 
+/* e^r for |r| of at most ln 2 / 2: the Taylor series in Horner form. */
+static inline float hk_exp_series(float r)
+{
+    float p = 1.0f / 5040.0f;
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return p;
+}
+
 /* e^x, relative error below 2e-7; 0 under -87.3, clamped above 88.3, NaN for NaN. The argument is reduced by
  * multiples of ln 2 in two parts (Cody and Waite, 1980), the rest is a Taylor series in Horner form. */
 static inline float hk_exp(float x)
@@ -107,14 +121,7 @@ static inline float hk_exp(float x)
     const int32_t n = (int32_t)(scaled + (scaled < 0.0f ? -0.5f : 0.5f));
     const float whole = (float)n;
     const float r = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    float p = 1.0f / 5040.0f;
-    p = p * r + 1.0f / 720.0f;
-    p = p * r + 1.0f / 120.0f;
-    p = p * r + 1.0f / 24.0f;
-    p = p * r + 1.0f / 6.0f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
+    const float p = hk_exp_series(r);
     const float power = hk_float_of((uint32_t)(n + 127) << 23);
     return x >= -87.3f ? p * power : (x < -87.3f ? 0.0f : x);
 }

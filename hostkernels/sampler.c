@@ -76,15 +76,7 @@ static inline float weight_of(float x)
     const int32_t n = (int32_t)(clamped * 1.44269504f - 0.5f);
     const float whole = (float)n;
     const float r = (clamped - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    float p = 1.0f / 5040.0f;
-    p = p * r + 1.0f / 720.0f;
-    p = p * r + 1.0f / 120.0f;
-    p = p * r + 1.0f / 24.0f;
-    p = p * r + 1.0f / 6.0f;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    p *= hk_float_of((uint32_t)(n + 127) << 23);
+    const float p = hk_exp_series(r) * hk_float_of((uint32_t)(n + 127) << 23);
     return hk_float_of(hk_bits_of(p) & normal);
 }
 
