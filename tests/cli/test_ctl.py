@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -70,8 +72,9 @@ def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: str | Path)
 def test_status_as_a_table(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     up, headings, row = ctl(capsys, "status").splitlines()
     assert up.startswith(f"tierd {tierd.__version__}, up for 0:0")
-    assert headings.split() == ["model", "outcome", "running", "waiting", "pages", "used", "cached", "free"]
-    assert row.split()[:4] == ["tiny", "cpu", "0", "0"]
+    columns = ["model", "outcome", "running", "paused", "waiting", "pages", "used", "cached", "free"]
+    assert headings.split() == columns
+    assert row.split()[:5] == ["tiny", "cpu", "0", "0", "0"]
 
 
 def test_status_and_slots_as_json(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,3 +140,26 @@ def test_faults_are_one_line(
         "the settings turn the admin API off; name one with --socket or --url"
     )
     assert "cannot read" in fails(capsys, 2, "--url", daemon.url, "--token-file", missing, "status")
+
+
+@pytest.mark.parametrize("command", ["status", "slots", "flush"])
+@pytest.mark.parametrize("body", [b"[]", b'{"models": 3}'])
+def test_json_of_another_shape_is_one_line(
+    command: str, body: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        code = main(["ctl", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}", command])
+        thread.join()
+    error = capsys.readouterr().err
+    assert code == 1
+    assert "sent JSON of another shape; is it tierd?" in error
+    assert error.count("\n") == 1

@@ -208,9 +208,10 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the answer a
 def _status(client: Client, as_json: bool) -> None:
     """Show the models, their streams and their K/V pages."""
     from tierd.cli.ctl import print_status
+    from tierd.http.admin import Status
 
     answer = client.get("/status")
-    _print_json(answer) if as_json else print_status(answer)
+    _print_json(answer) if as_json else print_status(client.shaped(answer, Status))
 
 
 @_ctl.command("slots")
@@ -219,9 +220,10 @@ def _status(client: Client, as_json: bool) -> None:
 def _slots(client: Client, as_json: bool) -> None:
     """Show what each model is and what it was given."""
     from tierd.cli.ctl import print_slots
+    from tierd.http.admin import Slots
 
     answer = client.get("/slots")
-    _print_json(answer) if as_json else print_slots(answer)
+    _print_json(answer) if as_json else print_slots(client.shaped(answer, Slots))
 
 
 @_ctl.command("flush")
@@ -230,8 +232,13 @@ def _slots(client: Client, as_json: bool) -> None:
 @click.pass_obj
 def _flush(client: Client, model: str | None, as_json: bool) -> None:
     """Forget the prompts that the prefix cache keeps."""
+    from tierd.http.admin import Flushed
+
     answer = client.post("/flush", {"model": model})
-    _print_json(answer) if as_json else click.echo(f"{answer['pages_freed']} pages were freed")
+    if as_json:
+        _print_json(answer)
+    else:
+        click.echo(f"{client.shaped(answer, Flushed).pages_freed} pages were freed")
 
 
 def _print_json(answer: Any) -> None:

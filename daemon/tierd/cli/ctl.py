@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,6 +11,7 @@ from rich.table import Table
 from tierd.cli.client import Client, at_socket, at_url
 from tierd.cli.token import read_token
 from tierd.errors import SettingsError
+from tierd.http.admin import Slots, Status
 from tierd.settings import AdminSettings, admin_sockets
 
 
@@ -37,37 +37,33 @@ def connect(
     return at_socket(socket)
 
 
-def print_status(status: Any) -> None:
+def print_status(status: Status) -> None:
     """Print the answer of /status."""
     console = Console(highlight=False)
-    console.print(f"tierd {status['version']}, up for {_duration(status['uptime_s'])}", markup=False)
-    table = _table("model", "outcome", right=("running", "waiting", "pages", "used", "cached", "free"))
-    for model in status["models"]:
-        pages = model["pages"]
+    console.print(f"tierd {status.version}, up for {_duration(status.uptime_s)}", markup=False)
+    table = _table(
+        "model", "outcome", right=("running", "paused", "waiting", "pages", "used", "cached", "free")
+    )
+    for model in status.models:
+        pages = model.pages
         counts = (
-            model["running"],
-            model["waiting"],
-            *(pages[k] for k in ("total", "used", "cached", "free")),
-        )
-        table.add_row(escape(model["id"]), model["outcome"], *(f"{count:,}" for count in counts))
-    for model in status["loading"]:
-        table.add_row(escape(model), "loading")
+            model.running, model.paused, model.waiting, pages.total, pages.used, pages.cached, pages.free,
+        )  # fmt: skip
+        table.add_row(escape(model.id), escape(model.outcome), *(f"{count:,}" for count in counts))
+    for name in status.loading:
+        table.add_row(escape(name), "loading")
     console.print(table)
 
 
-def print_slots(slots: Any) -> None:
+def print_slots(answer: Slots) -> None:
     """Print the answer of /slots."""
     table = _table(
         "model", "architecture", "outcome", "K/V", right=("context", "streams", "prompt", "output")
     )
-    for slot in slots["slots"]:
-        names = (
-            slot["id"] + (" (default)" if slot["default"] else ""),
-            slot["architecture"],
-            slot["outcome"],
-        )
-        counts = (slot["context"], slot["streams"], slot["max_prompt_tokens"], slot["max_output_tokens"])
-        table.add_row(*map(escape, names), slot["kv_dtype"], *(f"{count:,}" for count in counts))
+    for slot in answer.slots:
+        names = (slot.id + (" (default)" if slot.default else ""), slot.architecture, slot.outcome)
+        counts = (slot.context, slot.streams, slot.max_prompt_tokens, slot.max_output_tokens)
+        table.add_row(*map(escape, (*names, slot.kv_dtype)), *(f"{count:,}" for count in counts))
     Console(highlight=False).print(table)
 
 
