@@ -152,8 +152,10 @@ def test_json_of_another_shape_is_one_line(
         def answer() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(65536)
                 connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # a close with bytes unread would reset the connection
+                    pass
 
         thread = threading.Thread(target=answer)
         thread.start()
