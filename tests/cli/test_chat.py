@@ -221,8 +221,10 @@ class TestFaults:
         for response in responses:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(65536)
                 connection.sendall(response)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # a close with bytes unread would reset the connection
+                    pass
 
     def test_something_that_is_no_daemon(self) -> None:
         page = b"HTTP/1.0 200 OK\r\n\r\n<html>"
