@@ -19,7 +19,7 @@ GEMMA3 := .models/gemma-3-270m-q4_k_m.gguf
 # What tierd is measured against; built on this machine for this machine.
 RIVAL := .venv-bench
 LLAMA_CPP_PYTHON := llama-cpp-python==0.3.36
-BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/*)
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/* shaders/*)
 SANITIZED := build/sanitize/libhostkernels.so
 
 help: ## list these targets
