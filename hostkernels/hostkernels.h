@@ -30,7 +30,7 @@
 #endif
 
 /* cffi: begin */
-enum { HK_ABI_VERSION = 3 }; /* the Python side refuses a library of another */
+enum { HK_ABI_VERSION = 4 }; /* the Python side refuses a library of another */
 
 enum {
     HK_BLOCK = 32,   /* columns quantised together */
@@ -100,6 +100,38 @@ void hk_pack(hk_pool *pool, int format, const void *src, int64_t rows, int64_t c
 
 /* One row of a packed matrix as floats. */
 void hk_unpack_row(int layout, const void *packed, int64_t columns, int64_t row, float *dst);
+
+/* ---- Weights on a device ---------------------------------------------------------------------- */
+
+/* A device's layout has the number of the host's: the same quants, scales and mins, placed in three planes
+ * for lanes that each take a row. See device_layouts.c for the bytes. */
+enum {
+    HK_DEVICE_LAYOUT_VERSION = 1, /* grows when those bytes change: packed matrices are kept on disk */
+    HK_DEVICE_ROWS = 32           /* rows of a group, side by side */
+};
+
+enum hk_device_plane { HK_PLANE_QUANTS = 0, HK_PLANE_HIGH = 1, HK_PLANE_SCALES = 2, HK_PLANES = 3 };
+
+/* "q4" for HK_LAYOUT_Q4X16, and so on. */
+const char *hk_device_layout_name(int layout);
+
+/* Bytes of one plane of a (rows, columns) matrix, a multiple of 64; 0 where the layout lacks it. */
+int64_t hk_device_plane_bytes(int layout, int64_t rows, int64_t columns, int plane);
+
+/* Pack a (rows, columns) matrix of a file on all threads, as the rows from first_row on of the matrix in the
+ * planes; planes that the layout lacks may be NULL. first_row is a multiple of HK_DEVICE_ROWS, so matrices of
+ * one format and width make one when all but the last have such a number of rows. */
+void hk_device_pack(hk_pool *pool, int format, const void *src, int64_t rows, int64_t columns,
+                    int64_t first_row, void *quants, void *high, void *scales);
+
+/* One row of a matrix in planes as floats. */
+void hk_device_unpack_row(int layout, const void *quants, const void *high, const void *scales,
+                          int64_t columns, int64_t row, float *dst);
+
+/* Copy bytes on all threads. */
+void hk_copy(hk_pool *pool, void *dst, const void *src, int64_t bytes);
+
+/* ---- Products --------------------------------------------------------------------------------- */
 
 /* out (rows, outputs) = x (rows, columns) times the packed (outputs, columns) matrix, transposed.
  * Both dense. Allocates its scratch: for tests and benches, a step runs the same kernels. */

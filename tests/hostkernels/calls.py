@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,61 @@ def unpack(weight_format: WeightFormat, packed: Bytes, rows: int, columns: int) 
     for row in range(rows):
         lib.hk_unpack_row(layout_of(weight_format), _void(packed), columns, row, _float(values[row]))
     return values
+
+
+class Planes(NamedTuple):
+    """A matrix in a device's layout."""
+
+    quants: Bytes
+    high: Bytes
+    scales: Bytes
+
+
+def device_planes(weight_format: WeightFormat, rows: int, columns: int, fill: int = 0) -> Planes:
+    """Return planes for a matrix, every byte `fill`."""
+    _, lib = library.load()
+    layout = layout_of(weight_format)
+    sizes = [lib.hk_device_plane_bytes(layout, rows, columns, plane) for plane in range(lib.HK_PLANES)]
+    return Planes(*(np.full(size, fill, np.uint8) for size in sizes))
+
+
+def device_pack(
+    weight_format: WeightFormat,
+    raw: Bytes,
+    columns: int,
+    planes: Planes,
+    first_row: int = 0,
+    threads: int = 1,
+) -> None:
+    """Pack rows of a file's bytes as the rows from `first_row` on."""
+    _, lib = library.load()
+    source = np.ascontiguousarray(raw)
+    lib.hk_device_pack(
+        pool(threads).handle,
+        weight_format.id,
+        _void(source),
+        len(source),
+        columns,
+        first_row,
+        *map(_void, planes),
+    )
+
+
+def device_unpack(weight_format: WeightFormat, planes: Planes, rows: int, columns: int) -> Floats:
+    """Return the first rows of a matrix in a device's layout."""
+    _, lib = library.load()
+    values = np.empty((rows, columns), np.float32)
+    for row in range(rows):
+        lib.hk_device_unpack_row(
+            layout_of(weight_format), *map(_void, planes), columns, row, _float(values[row])
+        )
+    return values
+
+
+def copy(source: Bytes, target: Bytes, threads: int) -> None:
+    """Copy all bytes of `source` to the start of `target`."""
+    _, lib = library.load()
+    lib.hk_copy(pool(threads).handle, _void(target), _void(source), source.size)
 
 
 def matmul(weight_format: WeightFormat, packed: Bytes, outputs: int, x: Floats, threads: int = 1) -> Floats:
