@@ -59,11 +59,12 @@ sanitize: $(VENV)/.dev $(SANITIZED) ## run the kernel tests under ASan and UBSan
 	HOSTKERNELS_LIBRARY="$(CURDIR)/$(SANITIZED)" \
 	$(BIN)/python -m pytest tests/hostkernels $(wildcard tests/backends/test_host*)
 
-check: $(VENV)/.dev ## lint, types, floors
+check: $(VENV)/.dev ## lint, types, floors, SPIR-V
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/validate_shaders.py
 
 clean: ## remove the environments and builds, keep the models
 	rm -rf $(VENV) $(RIVAL) build
