@@ -19,7 +19,9 @@ GEMMA3 := .models/gemma-3-270m-q4_k_m.gguf
 # What tierd is measured against; built on this machine for this machine.
 RIVAL := .venv-bench
 LLAMA_CPP_PYTHON := llama-cpp-python==0.3.36
-BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/* shaders/*)
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/* shaders/*.*)
+# A software device, and what watches over its use. Tests need them; serving does not.
+VULKAN := libvulkan1 mesa-vulkan-drivers vulkan-validationlayers
 SANITIZED := build/sanitize/libhostkernels.so
 
 help: ## list these targets
@@ -31,14 +33,14 @@ serve: $(VENV)/.serve $(SMOLLM2) ## serve the demo model (LISTEN=127.0.0.1:8080)
 
 models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
-test: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) sanitize ## run all tests
+test: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) sanitize ## run all tests
 	$(BIN)/python -m pytest
 	$(BIN)/python tests/other_levels.py
 
-test-long: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes
+test-long: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 1800
 
-test-lowest: $(VENV)/.created $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests on the lowest versions of the dependencies
+test-lowest: $(VENV)/.created $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests on the lowest versions of the dependencies
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tools/lowest_bounds.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --constraint $(LOWEST)/constraints.txt --editable '.[test]'
@@ -72,6 +74,10 @@ clean: ## remove the environments and builds, keep the models
 $(VENV)/.created:
 	@sh tools/debian_packages.sh $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.vulkan: | $(VENV)/.created
+	@sh tools/debian_packages.sh $(PYTHON) $(VULKAN)
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.created $(BUILD_INPUTS)

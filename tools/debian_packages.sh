@@ -1,8 +1,8 @@
 #!/bin/sh
 # Make sure of what the build needs from Debian: a C compiler, its headers, and Python's venv.
 # Installs only what is missing: as root, else through sudo, else it prints the command and stops.
-# Usage: debian_packages.sh PYTHON [COMMAND...]
-# COMMAND: needed as well; Debian's package has the same name.
+# Usage: debian_packages.sh PYTHON [PACKAGE...]
+# PACKAGE: needed as well: one of Vulkan's, or one that brings a command of its own name.
 set -eu
 
 python=$1
@@ -13,12 +13,33 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     exit 1
 fi
 
+# Whether the Vulkan loader lists such a file (a pattern) in its data folders.
+loader_lists() {
+    IFS=:
+    for data in ${XDG_DATA_DIRS:-/usr/local/share:/usr/share}; do
+        for file in "$data"/vulkan/$1; do
+            [ ! -e "$file" ] || return 0
+        done
+    done
+    return 1
+}
+
+# Whether what a package is needed for is there, wherever it came from.
+present() {
+    case $1 in
+        libvulkan1) "$python" -c 'import ctypes; ctypes.CDLL("libvulkan.so.1")' 2>/dev/null ;;
+        mesa-vulkan-drivers) (loader_lists 'icd.d/lvp_icd*.json') ;;
+        vulkan-validationlayers) (loader_lists explicit_layer.d/VkLayer_khronos_validation.json) ;;
+        *) command -v "$1" >/dev/null ;;
+    esac
+}
+
 packages=""
 command -v gcc >/dev/null || packages="$packages gcc"
 echo '#include <pthread.h>' | gcc -E - >/dev/null 2>&1 || packages="$packages libc6-dev"
 "$python" -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3-venv"
 for needed in "$@"; do
-    command -v "$needed" >/dev/null || packages="$packages $needed"
+    present "$needed" || packages="$packages $needed"
 done
 [ -n "$packages" ] || exit 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+VULKAN = ("libvulkan1", "mesa-vulkan-drivers", "vulkan-validationlayers")
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "tools" / "debian_packages.sh"
 
 Machine = Callable[..., subprocess.CompletedProcess[str]]
@@ -16,7 +17,10 @@ Machine = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Run the script on a machine that has only the named commands, as the named user id."""
+    """Run the script on a machine that has only the named commands, as the named user id.
+
+    Its Vulkan drivers and layers are those in the test's own folder.
+    """
 
     def run(
         *commands: str, user: int = 1000, python: str = sys.executable, needs: tuple[str, ...] = ()
@@ -30,7 +34,7 @@ def machine(tmp_path: Path) -> Machine:
         identity.chmod(0o755)
         return subprocess.run(
             ["/bin/sh", str(SCRIPT), python, *needs],
-            env={**os.environ, "PATH": str(tmp_path)},
+            env={**os.environ, "PATH": str(tmp_path), "XDG_DATA_DIRS": f"/nowhere:{tmp_path}"},
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -56,6 +60,27 @@ def test_names_what_is_needed_besides(machine: Machine) -> None:
     run = machine("sh", "gcc", "as", "ld", needs=("g++", "as"))
     assert run.returncode == 1
     assert "--no-install-recommends g++'" in run.stderr
+
+
+def test_names_the_vulkan_packages_whose_parts_are_missing(machine: Machine, tmp_path: Path) -> None:
+    python = tmp_path / "python-without-loader"
+    python.write_text("#!/bin/sh\ncase $2 in *libvulkan*) exit 1;; esac\n")
+    python.chmod(0o755)
+    run = machine("sh", "gcc", "as", "ld", python=str(python), needs=VULKAN)
+    assert run.returncode == 1
+    assert f"--no-install-recommends {' '.join(VULKAN)}'" in run.stderr
+
+
+def test_takes_vulkan_parts_from_wherever_they_are(machine: Machine, tmp_path: Path) -> None:
+    for file in ("icd.d/lvp_icd.x86_64.json", "explicit_layer.d/VkLayer_khronos_validation.json"):
+        path = tmp_path / "vulkan" / file
+        path.parent.mkdir(parents=True)
+        path.touch()
+    python = tmp_path / "python-with-loader"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    run = machine("gcc", "as", "ld", python=str(python), needs=VULKAN)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
 def test_installs_through_apt_as_root(machine: Machine, tmp_path: Path) -> None:
