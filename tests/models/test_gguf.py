@@ -163,6 +163,35 @@ def test_data_is_read_only_and_outlives_close(opened):
         file.data("a")
 
 
+def test_identity_is_of_the_file_that_was_opened(tmp_path):
+    path = tmp_path / "file.gguf"
+
+    def identity(content: bytes, written_ns: int) -> str:
+        path.write_bytes(content)
+        os.utime(path, ns=(written_ns, written_ns))
+        with GGUFFile.open(path) as file:
+            return file.identity()
+
+    content = forge([Key("a", U8, b"\x01")], [Entry("w")], bytes(32))
+    first = identity(content, 1)
+    assert identity(content, 1) == first
+    assert identity(content, 2) != first
+    assert identity(forge([Key("a", U8, b"\x02")], [Entry("w")], bytes(32)), 1) != first
+    assert identity(content + b"\0", 1) != first
+
+    identity(content, 1)
+    with GGUFFile.open(path) as file:
+        replacement = tmp_path / "other.gguf"
+        replacement.write_bytes(content)
+        os.utime(replacement, ns=(1, 1))
+        replacement.replace(path)
+        assert file.identity() == first
+    with GGUFFile.open(path) as file:
+        assert file.identity() != first
+    with pytest.raises(ValueError, match="closed"):
+        file.identity()
+
+
 def test_no_tensors_and_no_keys(opened):
     file = opened(forge())
     assert not file.metadata

@@ -15,6 +15,7 @@ tensor. All faults are ModelFileError, or UnsupportedModelError for a sound file
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
@@ -61,13 +62,22 @@ class GGUFFile:
     """
 
     def __init__(
-        self, path: Path, mapping: mmap.mmap, metadata: Mapping[str, Value], tensors: Mapping[str, Tensor]
+        self,
+        path: Path,
+        mapping: mmap.mmap,
+        metadata: Mapping[str, Value],
+        tensors: Mapping[str, Tensor],
+        stamp: tuple[int, int] = (0, 0),
     ) -> None:
-        """Hold what was read; use `GGUFFile.open`."""
+        """Hold what was read; use `GGUFFile.open`.
+
+        stamp: the file's inode and when it was last written, in ns.
+        """
         self.path = path
         self.metadata = metadata
         self.tensors = tensors
         self._mapping: mmap.mmap | None = mapping
+        self._stamp = stamp
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GGUFFile:
@@ -76,12 +86,12 @@ class GGUFFile:
         Raises ModelFileError, UnsupportedModelError, and ModelError when there is no such file.
         """
         path = Path(path)
-        mapping = _map(path)
+        mapping, stamp = _map(path)
         cursor = Cursor(path, mapping)
         tensor_count, metadata_count = _read_header(cursor)
         metadata = _read_metadata(cursor, metadata_count)
         tensors = _read_tensors(cursor, tensor_count, _alignment(path, metadata))
-        return cls(path, mapping, MappingProxyType(metadata), MappingProxyType(tensors))
+        return cls(path, mapping, MappingProxyType(metadata), MappingProxyType(tensors), stamp)
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """Return the tensor's blocks, a read-only view of the mapping, shape (nbytes,).
@@ -92,6 +102,20 @@ class GGUFFile:
             raise ValueError(f"{self.path} is closed")
         tensor = self.tensor(name)
         return np.frombuffer(self._mapping, np.uint8, tensor.nbytes, tensor.offset)
+
+    def identity(self) -> str:
+        """Return a digest of the file's size, inode, time of last writing and everything before its weights.
+
+        What was made from a file of the same identity may be taken for made from this one. It is of the file
+        as it was opened, whatever lies at the path by now.
+        """
+        if self._mapping is None:
+            raise ValueError(f"{self.path} is closed")
+        size = len(self._mapping)
+        head = min((tensor.offset for tensor in self.tensors.values()), default=size)
+        digest = hashlib.sha256(repr((size, *self._stamp)).encode())
+        digest.update(memoryview(self._mapping)[:head])
+        return digest.hexdigest()
 
     def tensor(self, name: str) -> Tensor:
         """Return the tensor called `name`; ModelFileError if there is none."""
@@ -189,7 +213,8 @@ class GGUFFile:
         return ModelFileError(f"{self.path}: key {key} should be {wanted}, the file has {found}")
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path) -> tuple[mmap.mmap, tuple[int, int]]:
+    """Return the file's mapping, its inode and when it was last written, in ns."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -198,7 +223,8 @@ def _map(path: Path) -> mmap.mmap:
                 raise ModelError(f"{path} is not a regular file; check the path")
             if status.st_size < _HEADER.size:
                 raise ModelFileError(f"{path} is not a GGUF file: it is only {status.st_size} bytes long")
-            return mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+            mapping = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+            return mapping, (status.st_ino, status.st_mtime_ns)
         finally:
             os.close(descriptor)
     except OSError as error:
