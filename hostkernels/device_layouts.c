@@ -153,15 +153,17 @@ static void get_scale(const uint8_t *src, float half, row_block *dst)
 
 static void encode_q8(const row_block *src, place dst)
 {
-    for (int c = 0; c < HK_BLOCK; c++)
-        dst.quants[c / UNIT * NEXT_UNIT + c % UNIT] = (uint8_t)src->q[c];
+    for (int u = 0; u < 2; u++)
+        for (int i = 0; i < UNIT; i++)
+            dst.quants[u * NEXT_UNIT + i] = (uint8_t)src->q[u * UNIT + i];
     put_half(src->scale[0], dst.scales);
 }
 
 static void decode_q8(place src, row_block *dst)
 {
-    for (int c = 0; c < HK_BLOCK; c++)
-        dst->q[c] = (int8_t)src.quants[c / UNIT * NEXT_UNIT + c % UNIT];
+    for (int u = 0; u < 2; u++)
+        for (int i = 0; i < UNIT; i++)
+            dst->q[u * UNIT + i] = (int8_t)src.quants[u * NEXT_UNIT + i];
     dst->scale[0] = dst->scale[1] = get_half(src.scales);
 }
 
