@@ -17,11 +17,6 @@ vec4 quad_of(FloatQuads rows, uint start, uint quad, uint width) {
     return quad * 4 < width ? within(rows.value[start + quad], quad, width) : vec4(0.0);
 }
 
-// The same of rows that the kernel writes as well.
-vec4 quad_of(MutableFloatQuads rows, uint start, uint quad, uint width) {
-    return quad * 4 < width ? within(rows.value[start + quad], quad, width) : vec4(0.0);
-}
-
 // Every lane of the group must call it; its lanes hold neighbouring quads, the first one's number is a multiple of 8.
 void write_quantised(vec4 x, uint row, uint quad, uint width, MutableWords quants, MutableWordPairs scales) {
     uint blocks = (width + 31) / 32;

@@ -1,0 +1,24 @@
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#include "buffers.glsl"
+
+// Rows of `width` floats become blocks of 32 bytes and their scales. Groups: (ceil(width / 256), rows).
+
+layout(local_size_x = 64) in;
+
+#include "rows.glsl"
+
+layout(push_constant) uniform Push {
+    FloatQuads x;
+    MutableWords quants;
+    MutableWordPairs scales;
+    uint width;
+    uint x_stride;
+} push;
+
+void main() {
+    uint row = gl_WorkGroupID.y;
+    uint quad = gl_GlobalInvocationID.x;
+    vec4 x = quad_of(push.x, row * push.x_stride / 4, quad, push.width);
+    write_quantised(x, row, quad, push.width, push.quants, push.scales);
+}
