@@ -169,18 +169,18 @@ def _check(kernel: Kernel, variant: Variant, module: bytes) -> None:
             f"{variant.module}: the table's push is not the shader's\n  table:  {', '.join(expected)}\n"
             f"  shader: {', '.join(found) or 'no push_constant block is used'}"
         )
-    for name, id in interface.constants.items():
-        if kernel.constants.get(name) != id:
-            raise BuildError(f"{variant.module}: the table lacks the shader's constant {name} = {id}")
+    for name, id in interface.constants:
+        if id not in kernel.constants.values() or (name and kernel.constants.get(name) != id):
+            what = f"constant {name}" if name else "group size's constant"
+            raise BuildError(f"{variant.module}: the table lacks the shader's {what} = {id}")
 
 
 def _check_constants_are_used(kernel: Kernel, out: Path) -> None:
-    used = {
-        name for variant in kernel.variants for name in reflect((out / variant.module).read_bytes()).constants
-    }
-    unused = kernel.constants.keys() - used
+    modules = [(out / variant.module).read_bytes() for variant in kernel.variants]
+    used = {id for module in modules for _, id in reflect(module).constants}
+    unused = [name for name, id in kernel.constants.items() if id not in used]
     if unused:
-        raise BuildError(f"kernel {kernel.name}: no variant has the constant {min(unused)}")
+        raise BuildError(f"kernel {kernel.name}: no variant has the constant {unused[0]}")
 
 
 def _read_digests(out: Path) -> dict[str, str]:

@@ -41,10 +41,10 @@ class PushField:
 
 @dataclass(frozen=True)
 class Interface:
-    """What a module takes. constants: name to constant_id."""
+    """What a module takes. constants: (name, constant_id); a part of the group's size has no name."""
 
     push: tuple[PushField, ...]
-    constants: dict[str, int]
+    constants: tuple[tuple[str, int], ...]
 
 
 def reflect(module: bytes) -> Interface:
@@ -83,7 +83,7 @@ def reflect(module: bytes) -> Interface:
         PushField(member_names.get((block, index), ""), types.get(type, ""), offsets[block, index])
         for index, type in enumerate(members[block] if block is not None else ())
     ]
-    return Interface(tuple(push), {names.get(id, ""): number for id, number in spec_ids.items()})
+    return Interface(tuple(push), tuple((names.get(id, ""), number) for id, number in spec_ids.items()))
 
 
 def _declarations(module: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:

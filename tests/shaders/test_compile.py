@@ -131,7 +131,7 @@ ROWS = ("push;\n", "push;\nlayout(constant_id = 3) const uint ROWS = 1;\n")
 
 def test_constants_are_the_shaders(workshop: Workshop, out: Path) -> None:
     build(workshop(ADD + "constants = { ROWS = 3 }", ROWS), out)
-    assert reflect((out / "add.plain.spv").read_bytes()).constants == {"ROWS": 3}
+    assert reflect((out / "add.plain.spv").read_bytes()).constants == (("ROWS", 3),)
     for constants in ("", "constants = { ROWS = 2 }", "constants = { TILE = 3 }"):
         with pytest.raises(
             BuildError, match=r"^add\.plain\.spv: the table lacks the shader's constant ROWS = 3"
@@ -139,6 +139,14 @@ def test_constants_are_the_shaders(workshop: Workshop, out: Path) -> None:
             build(workshop(ADD + constants, ROWS), out)
     with pytest.raises(BuildError, match=r"^kernel add: no variant has the constant TILE"):
         build(workshop(ADD + "constants = { ROWS = 3, TILE = 4 }", ROWS), out)
+
+
+def test_a_part_of_the_groups_size_may_be_a_constant_of_any_name(workshop: Workshop, out: Path) -> None:
+    sized = ("local_size_x = 256", "local_size_x_id = 5")
+    build(workshop(ADD + "constants = { LANES = 5 }", sized), out)
+    assert reflect((out / "add.plain.spv").read_bytes()).constants == (("", 5),)
+    with pytest.raises(BuildError, match=r"the table lacks the shader's group size's constant = 5"):
+        build(workshop(ADD, sized), out)
 
 
 def test_every_faulty_variant_is_named_at_once(workshop: Workshop, out: Path) -> None:
