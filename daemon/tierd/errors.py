@@ -16,6 +16,10 @@
     │   ├── SlowReaderError      the client did not take what it asked for
     │   └── UnavailableError     shutting down or not ready: try again later
     ├── ExecutorError            a backend failed while it ran a step
+    ├── DeviceError              a Vulkan device cannot be used, or refuses what is asked of it
+    │   ├── DeviceMemoryError    it has no room for that
+    │   ├── DeviceLostError      it is gone, with all that it held
+    │   └── DeviceTimeoutError   it did not finish in time
     └── DaemonError              a daemon that a command asks is not there, or says no
 
 Messages are one line: what is wrong, where, and what to do. They are shown to people as they are.
@@ -112,6 +116,22 @@ class UnavailableError(RequestError):
 
 class ExecutorError(TierdError):
     """A backend failed while it ran a step."""
+
+
+class DeviceError(TierdError):
+    """A Vulkan device cannot be used, or refuses what is asked of it; says what is missing."""
+
+
+class DeviceMemoryError(DeviceError):
+    """The device, or the part of it that tierd may use, has no room for an allocation."""
+
+
+class DeviceLostError(DeviceError):
+    """The device is gone: what it held is lost, and nothing more can be asked of it."""
+
+
+class DeviceTimeoutError(DeviceError):
+    """The device did not finish its work in time."""
 
 
 class DaemonError(TierdError):

@@ -1,0 +1,81 @@
+"""Which device and which of its queues are used: pure decisions on facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tierd.backends.vkapi.facts import DeviceFacts, QueueFamily
+from tierd.errors import DeviceError
+
+REQUIRED_FEATURES = ("bufferDeviceAddress", "timelineSemaphore", "storageBuffer16BitAccess", "shaderInt64")
+_REQUIRED_API = (1, 2, 0)
+# What the shaders' workgroups take at most: bytes of shared memory, invocations.
+_SHARED = 32 << 10
+_INVOCATIONS = 256
+
+_PREFERENCE = ("discrete", "integrated", "virtual", "software")
+
+
+def decline_of(facts: DeviceFacts, *, allow_software: bool) -> str:
+    """Return why a device cannot be used, in plain words, or "" when it can."""
+    if facts.type == "software" and not allow_software:
+        return "is a software device, which counts only when gpu.allow_software is set"
+    if facts.type not in _PREFERENCE:
+        return "is no kind of GPU that is known"
+    if facts.api < _REQUIRED_API:
+        return f"offers Vulkan {facts.api[0]}.{facts.api[1]}, 1.2 is needed"
+    missing = [name for name in REQUIRED_FEATURES if name not in facts.features]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    if not any(family.compute for family in facts.queues):
+        return "has no queue for compute"
+    if facts.limits.shared < _SHARED:
+        return f"has {facts.limits.shared} bytes of shared memory, {_SHARED} are needed"
+    if facts.limits.invocations < _INVOCATIONS:
+        return f"runs {facts.limits.invocations} invocations in a workgroup, {_INVOCATIONS} are needed"
+    return ""
+
+
+def choose_device(facts: Sequence[DeviceFacts], *, allow_software: bool) -> int:
+    """Return the index of the device to use: discrete before integrated before virtual before software.
+
+    Among equals the one with most memory of its own, then the first. Raises DeviceError, which says of each
+    device why it cannot be used.
+    """
+    if not facts:
+        raise DeviceError("no Vulkan device was found; install a driver for the GPU")
+    declines = [decline_of(each, allow_software=allow_software) for each in facts]
+    usable = [index for index, decline in enumerate(declines) if not decline]
+    if not usable:
+        reasons = "; ".join(f"{each.name} {decline}" for each, decline in zip(facts, declines, strict=True))
+        raise DeviceError(f"no Vulkan device can be used: {reasons}")
+
+    def rank(index: int) -> tuple[int, int, int]:
+        device = facts[index]
+        local = max((heap.size for heap in device.heaps if heap.device_local), default=0)
+        return _PREFERENCE.index(device.type), -local, index
+
+    return min(usable, key=rank)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueChoice:
+    """Indices of queue families. transfer: one that only copies; None where there is none."""
+
+    compute: int
+    transfer: int | None
+
+
+def choose_queues(families: Sequence[QueueFamily]) -> QueueChoice:
+    """Choose where work goes: compute beside the screen's graphics if possible, copies beside compute."""
+    compute = min(
+        (index for index, family in enumerate(families) if family.compute),
+        key=lambda index: (families[index].graphics, index),
+    )
+    copiers = (
+        index
+        for index, family in enumerate(families)
+        if family.transfer and not (family.compute or family.graphics or family.other)
+    )
+    return QueueChoice(compute, next(copiers, None))
