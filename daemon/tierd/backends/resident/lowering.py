@@ -26,7 +26,7 @@ class Lowering:
     """The device's ops of one plan.
 
     body, tail: before and after rows are selected. neighbours: buffers that lie side by side in one, by the
-    first of them, in order. stores: of all layers.
+    first of them, in order. stores: by layer. token_ids: how many ids there are embeddings for.
     """
 
     def __init__(self, plan: Plan, file: GGUFFile) -> None:
@@ -39,6 +39,8 @@ class Lowering:
         self._quantised: set[str] = set()  # buffers whose quantised form is up to date
         self.stores = self._row_stores()
         self.neighbours = _neighbours(plan)
+        embeds = [op.weight for op in plan.ops if isinstance(op, models.Embed)]
+        self.token_ids = min(file.tensors[weight].shape[0] for weight in embeds)
         index = 0
         while index < len(plan.ops):
             index += self._lower(index)
@@ -147,7 +149,9 @@ class Lowering:
         ropes: dict[str, models.RopeSpec] = {}
         for at, op in enumerate(self._plan.ops[index:], index):
             match op:
-                case models.Norm(src, weight, out, eps) if src == out and out not in norms and out not in ropes:
+                case models.Norm(src, weight, out, eps) if (
+                    src == out and out not in norms and out not in ropes
+                ):
                     norms[out] = ops.Norm(weight, eps)
                 case models.Rope(buffer, _, spec) if buffer not in ropes:
                     ropes[buffer] = spec

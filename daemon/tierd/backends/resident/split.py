@@ -1,0 +1,75 @@
+"""How attention over a long context is split among groups, so that one row can fill a device.
+
+With one split a group goes through all tiles of its row. With several each takes a contiguous part of them,
+leaves every tile's result in memory, and the one that comes last combines them: the same sums in the same
+order, so the number of splits changes no bit. That memory is bounded, and with it the rows that may be split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tierd.backends.resident import ops
+from tierd.backends.resident.regions import TILE
+
+# Most query heads of a K/V head that one group takes, and most of their values.
+_QUERIES = 16
+_QUERY_VALUES = 4096
+# What attention leaves in memory at most, and most rows that are split.
+_PARTIALS_BYTES = 64 << 20
+_ROWS = 8
+# Tiles worth a group of their own, and most groups of a row and K/V head.
+_TILES = 4
+_SPLITS = 64
+LANES = 64
+_QUAD = 16
+
+
+def queries_of(op: ops.Attend) -> int:
+    """Return how many query heads a group takes: a divisor of those that share a K/V head."""
+    group = op.heads // op.store.heads
+    most = min(_QUERIES, _QUERY_VALUES // op.store.head_size)
+    return max(count for count in range(1, group + 1) if group % count == 0 and count <= most)
+
+
+def groups_of(op: ops.Attend) -> int:
+    """Return how many groups a row has without splits."""
+    return op.heads // queries_of(op)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What splits of a model need. rows: most rows of a step that is split, 0 for none.
+
+    tiles: of a region. partials, counters: bytes.
+    """
+
+    rows: int
+    tiles: int
+    partials: int
+    counters: int
+
+    @classmethod
+    def of(cls, attends: Iterable[ops.Attend], positions: int) -> Split:
+        """Work it out for the attention ops of a model; positions: of a region."""
+        tiles = positions // TILE
+        row, groups = 0, 0
+        for op in attends:
+            groups = max(groups, groups_of(op))
+            row = max(row, groups_of(op) * tiles * _tile_bytes(op))
+        rows = min(_ROWS, _PARTIALS_BYTES // row) if row and tiles > _TILES else 0
+        return cls(rows, tiles, rows * row, max(rows * groups, 1) * 4)
+
+    def count(self, rows: int, last_position: int) -> int:
+        """Return in how many parts a step of so many rows is split, by the highest of their positions."""
+        if rows > self.rows:
+            return 1
+        return min(_SPLITS, max(1, (last_position // TILE + 1) // _TILES))
+
+
+def _tile_bytes(op: ops.Attend) -> int:
+    """Return the bytes of one tile of one group, as `shaders/attention.comp` lays it out (TILE_QUADS)."""
+    queries, quads = queries_of(op), op.store.head_size // 4
+    parts, lane_quads = max(LANES // quads, 1), -(-quads // LANES)
+    return (-(-queries // parts) * lane_quads * LANES + queries) * _QUAD
