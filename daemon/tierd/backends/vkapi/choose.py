@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tierd.backends.vkapi.facts import DeviceFacts, QueueFamily
 from tierd.errors import DeviceError
@@ -59,23 +58,18 @@ def choose_device(facts: Sequence[DeviceFacts], *, allow_software: bool) -> int:
     return min(usable, key=rank)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueChoice:
-    """Indices of queue families. transfer: one that only copies; None where there is none."""
+def choose_queues(families: Sequence[QueueFamily]) -> tuple[int, ...]:
+    """Return the family whose queue computes and, where there is one, a family whose queue only copies.
 
-    compute: int
-    transfer: int | None
-
-
-def choose_queues(families: Sequence[QueueFamily]) -> QueueChoice:
-    """Choose where work goes: compute beside the screen's graphics if possible, copies beside compute."""
+    A family that computes without graphics is taken first: the screen's work does not stand before ours.
+    """
     compute = min(
         (index for index, family in enumerate(families) if family.compute),
-        key=lambda index: (families[index].graphics, index),
+        key=lambda index: families[index].graphics,
     )
-    copiers = (
+    copiers = [
         index
         for index, family in enumerate(families)
         if family.transfer and not (family.compute or family.graphics or family.other)
-    )
-    return QueueChoice(compute, next(copiers, None))
+    ]
+    return (compute, *copiers[:1])

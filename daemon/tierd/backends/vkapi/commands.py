@@ -139,12 +139,15 @@ class Recorder:
         """Let what follows wait for what shaders and copies before it read and wrote, and see the latter."""
         self._barrier(self._later_stages, self._between)
 
-    def copy(self, source: Buffer, target: Buffer, regions: Iterable[tuple[int, int, int]] = ()) -> None:
-        """Copy (offset in source, offset in target, bytes) each; without regions all of source."""
-        places = [
-            (source.start + first, target.start + second, size)
-            for first, second, size in regions or [(0, 0, source.size)]
-        ]
+    def copy(
+        self, source: Buffer, target: Buffer, regions: Iterable[tuple[int, int, int]] | None = None
+    ) -> None:
+        """Copy (offset in source, offset in target, bytes) each; None for all of source."""
+        if regions is None:
+            regions = [(0, 0, source.size)]
+        places = [(source.start + first, target.start + second, size) for first, second, size in regions]
+        if not places:
+            return
         self._vk.call(
             "vkCmdCopyBuffer",
             self._handle,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tierd.backends.vkapi.binding import Vk
-from tierd.backends.vkapi.choose import QueueChoice, choose_queues
+from tierd.backends.vkapi.choose import choose_queues
 from tierd.backends.vkapi.commands import Commands, Recorder
 from tierd.backends.vkapi.facts import DeviceFacts, enable, feature_chain, needed_extensions
 from tierd.backends.vkapi.instance import Instance, Validation
@@ -60,54 +60,49 @@ class Device:
         validate: run under the Khronos validation layer, "sync" for its check of barriers too.
         pipeline_cache: a directory that keeps compiled pipelines.
         """
-        instance = Instance(validate=validate)
-        try:
+        with contextlib.ExitStack() as made:
+            instance = Instance(validate=validate)
+            made.callback(instance.close)
             physical, facts = instance.choose(allow_software=allow_software)
             queues = choose_queues(facts.queues)
             _open_logical(instance.vk, physical, facts, queues)
-            return cls(
-                instance,
+            made.callback(_close_logical, instance.vk)
+            timelines = []
+            for family in queues:
+                timelines.append(Timeline(instance.vk, family))
+                made.callback(timelines[-1].close)
+            memory = Memory(
+                instance.vk,
                 physical,
                 facts,
-                queues,
-                vram_limit=vram_limit,
+                families=queues,
+                limit=vram_limit,
                 hide_host_visible=hide_host_visible,
-                pipeline_cache=pipeline_cache,
             )
-        except DeviceError:
-            _close_logical(instance.vk)
-            instance.close()
-            raise
+            made.callback(memory.close)
+            pipelines = Pipelines(instance.vk, facts, pipeline_cache)
+            made.callback(pipelines.close)
+            return cls(instance, facts, timelines, memory, pipelines, made.pop_all())
 
     def __init__(
         self,
         instance: Instance,
-        physical: Any,
         facts: DeviceFacts,
-        queues: QueueChoice,
-        *,
-        vram_limit: int,
-        hide_host_visible: bool,
-        pipeline_cache: Path | None,
+        timelines: Sequence[Timeline],
+        memory: Memory,
+        pipelines: Pipelines,
+        made: contextlib.ExitStack,
     ) -> None:
-        """Use `open`."""
-        self._instance = instance
+        """Use `open`. timelines: of the queue for steps, and of the one for copies if that is another."""
         self.vk = instance.vk
         self.facts = facts
+        self._instance = instance
+        self._steps, copies = timelines[0], timelines[-1]
+        self._memory = memory
+        self._pipelines = pipelines
+        self._made = made
         self._commands: set[Commands] = set()
-        families = (queues.compute,) if queues.transfer is None else (queues.compute, queues.transfer)
-        self._timelines = [Timeline(self.vk, family) for family in families]
-        self._steps, copies = self._timelines[0], self._timelines[-1]
-        self._memory = Memory(
-            self.vk,
-            physical,
-            facts,
-            families=families,
-            limit=vram_limit,
-            hide_host_visible=hide_host_visible,
-        )
-        self._pipelines = Pipelines(self.vk, facts, pipeline_cache)
-        self._uploader = Uploader(self._memory, copies, self._steps, self._record)
+        self._uploader = Uploader(memory, copies, self._steps, self._record)
         self._open = True
         self.vk.calls = 0
 
@@ -137,7 +132,7 @@ class Device:
     def pipeline(
         self, spirv: bytes, push_bytes: int, constants: Mapping[int, int | float] | None = None
     ) -> Pipeline:
-        """Compile a shader, which lives as long as the device. See `Pipelines.make`."""
+        """Return the pipeline of a shader, which lives as long as the device. See `Pipelines.make`."""
         return self._pipelines.make(spirv, push_bytes, constants or {})
 
     def save_pipelines(self) -> None:
@@ -198,18 +193,12 @@ class Device:
         if not self._open:
             return
         self._open = False
-        vk = self.vk
         with contextlib.suppress(DeviceLostError):
-            vk.call("vkDeviceWaitIdle", vk.device)
-        self._pipelines.save()
+            self.vk.call("vkDeviceWaitIdle", self.vk.device)
+            self._pipelines.save()
         for commands in list(self._commands):
             commands.close()
-        self._pipelines.close()
-        self._memory.close()
-        for timeline in self._timelines:
-            timeline.close()
-        _close_logical(vk)
-        self._instance.close()
+        self._made.close()
 
     def __enter__(self) -> Device:
         return self
@@ -225,16 +214,15 @@ class Device:
         return Recorder(self.vk, commands, family)
 
 
-def _open_logical(vk: Vk, physical: Any, facts: DeviceFacts, queues: QueueChoice) -> None:
-    """Create the logical device with one queue of each chosen family and the features that it advertises."""
+def _open_logical(vk: Vk, physical: Any, facts: DeviceFacts, families: Sequence[int]) -> None:
+    """Create the logical device, with one queue of each family and the known features that it advertises."""
     structs = vk.structs()
-    families = {queues.compute} if queues.transfer is None else {queues.compute, queues.transfer}
     priority = structs.array("float", [1.0])
     wanted = [
         structs.new(
             "VkDeviceQueueCreateInfo", queueFamilyIndex=family, queueCount=1, pQueuePriorities=priority
         )[0]
-        for family in sorted(families)
+        for family in families
     ]
     features, by_name = feature_chain(vk, structs, facts.api, facts.extensions)
     enable(by_name, facts.features)

@@ -22,7 +22,7 @@ _BLOCK_BYTES = {
     Role.READBACK: 8 * _MIB,
     Role.STEP: 1 * _MIB,
 }
-# Of a heap that does not tell its budget, the part that is left to others: one in so many.
+# Where a driver does not tell a heap's budget, role DEVICE leaves one in so many bytes to others.
 _HEAD_ROOM = 10
 
 
@@ -122,7 +122,7 @@ class Memory:
     def budget(self) -> int:
         """Return the bytes that buffers of role DEVICE may take in all, those that are taken included."""
         with self._lock:
-            return self._held(Role.DEVICE) + max(self._left(Role.DEVICE), 0)
+            return self._held(Role.DEVICE) + self._left(Role.DEVICE)
 
     def close(self) -> None:
         """Free everything. The device is done with it, and no buffer may be used any more."""
@@ -151,8 +151,9 @@ class Memory:
             )
         left = self._left(role)
         if size > left:
+            total = self._held(role) + left
             raise DeviceMemoryError(
-                f"{self._facts.name} has {max(left, 0) / _MIB:.1f} MiB left of {self._total(role) / _MIB:.1f} MiB, "
+                f"{self._facts.name} has {left / _MIB:.1f} MiB left of {total / _MIB:.1f} MiB and "
                 f"{size / _MIB:.1f} MiB are asked for; serve less, or raise gpu.vram_limit_mb if it is set"
             )
         usual = min(_BLOCK_BYTES[role], limits.allocation, left) // aligned(1) * aligned(1)
@@ -231,19 +232,18 @@ class Memory:
     def _left(self, role: Role) -> int:
         """Return the bytes that may still be allocated for a role."""
         heap = self._heap(role)
-        left = self._heap_left(heap)
+        size = self._facts.heaps[heap].size
+        if MEMORY_BUDGET in self._facts.extensions:
+            left = self._driver_left(heap)
+        else:
+            left = size - self._allocated[heap]
+            if role is Role.DEVICE:
+                left -= size // _HEAD_ROOM
         if role is Role.DEVICE and self._limit:
             left = min(left, self._limit - self._held(role))
-        return left
+        return max(left, 0)
 
-    def _total(self, role: Role) -> int:
-        """Return the bytes that are or may be allocated for a role."""
-        return self._held(role) + max(self._left(role), 0)
-
-    def _heap_left(self, heap: int) -> int:
-        size = self._facts.heaps[heap].size
-        if MEMORY_BUDGET not in self._facts.extensions:
-            return size - size // _HEAD_ROOM - self._allocated[heap]
+    def _driver_left(self, heap: int) -> int:
         vk = self._vk
         structs = vk.structs()
         budget = structs.new("VkPhysicalDeviceMemoryBudgetPropertiesEXT")

@@ -13,9 +13,9 @@ from tierd.errors import DeviceError
 class Role(enum.Enum):
     """What memory is for.
 
-    DEVICE: what the device reads and writes all the time. UPLOAD: the host writes it, the device copies from
-    it. READBACK: the device writes it, the host reads it. STEP: small, the host writes and the device reads
-    it in every step.
+    DEVICE: what the device reads and writes all the time; where the host sees it, it is slow to read. UPLOAD:
+    the host writes it, the device copies from it. READBACK: the device writes it, the host reads it. STEP:
+    small, the host writes and the device reads it in every step.
     """
 
     DEVICE = "device"

@@ -8,7 +8,7 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Pipelines:
         self._facts = facts
         self._lock = threading.Lock()
         self._layouts: dict[int, Any] = {}
-        self._pipelines: list[Pipeline] = []
+        self._pipelines: dict[Hashable, Pipeline] = {}
         self._file = None if directory is None else directory / f"{cache_key(facts)}.pipelines"
         self._saved = _read_cache(self._file)
         structs = vk.structs()
@@ -52,7 +52,7 @@ class Pipelines:
         self._cache = vk.create("vkCreatePipelineCache", "VkPipelineCache", vk.device, info, vk.null)
 
     def make(self, spirv: bytes, push_bytes: int, constants: Mapping[int, int | float]) -> Pipeline:
-        """Compile a shader whose entry is `main`.
+        """Return the pipeline of a shader whose entry is `main`, compiled when it is first asked for.
 
         constants: specialisation constants of 32 bits by id, an int for int, uint and bool, a float for
         float. Raises DeviceError.
@@ -64,19 +64,23 @@ class Pipelines:
                 f"{push_bytes} bytes of push constants are more than the {self._facts.limits.push} that "
                 f"{self._facts.name} takes"
             )
+        key = (spirv, push_bytes, tuple(map(_constant, constants.values())), tuple(constants))
+        with self._lock:
+            if key not in self._pipelines:
+                self._pipelines[key] = self._make(spirv, push_bytes, constants)
+            return self._pipelines[key]
+
+    def _make(self, spirv: bytes, push_bytes: int, constants: Mapping[int, int | float]) -> Pipeline:
         vk = self._vk
         structs = vk.structs()
         words = structs.array("uint32_t", memoryview(spirv).cast("I"))
         code = structs.new("VkShaderModuleCreateInfo", codeSize=len(spirv), pCode=words)
         module = vk.create("vkCreateShaderModule", "VkShaderModule", vk.device, code, vk.null)
         try:
-            with self._lock:
-                layout = self._layout(push_bytes)
-                pipeline = Pipeline(self._compile(structs, module, layout, constants), layout, push_bytes)
-                self._pipelines.append(pipeline)
+            layout = self._layout(push_bytes)
+            return Pipeline(self._compile(structs, module, layout, constants), layout, push_bytes)
         finally:
             vk.call("vkDestroyShaderModule", vk.device, module, vk.null)
-        return pipeline
 
     def save(self) -> None:
         """Write the cache to disk if it has changed; a whole file takes the place of the old one."""
@@ -92,7 +96,7 @@ class Pipelines:
     def close(self) -> None:
         """Destroy all pipelines. The device is done with them."""
         vk = self._vk
-        for pipeline in self._pipelines:
+        for pipeline in self._pipelines.values():
             vk.call("vkDestroyPipeline", vk.device, pipeline.handle, vk.null)
         for layout in self._layouts.values():
             vk.call("vkDestroyPipelineLayout", vk.device, layout, vk.null)

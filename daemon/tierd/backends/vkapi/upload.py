@@ -12,6 +12,7 @@ from tierd.backends.vkapi.commands import Commands, Recorder
 from tierd.backends.vkapi.memory import Buffer, Memory
 from tierd.backends.vkapi.memory_types import Role
 from tierd.backends.vkapi.timeline import Timeline
+from tierd.errors import DeviceError
 
 CHUNK_BYTES = 64 << 20
 # A copy may stand behind other work of its queue.
@@ -97,6 +98,11 @@ class Uploader:
         self, parts: Sequence[Part], fill: Fill, progress: Progress | None, *, chunk_bytes: int, chunks: int
     ) -> None:
         """See `Device.upload`."""
+        for part in parts:
+            if part.offset < 0 or part.size < 0 or part.offset + part.size > part.target.size:
+                raise DeviceError(
+                    f"an upload of {part.size} bytes to byte {part.offset} of a buffer of {part.target.size}"
+                )
         done = 0
 
         def report(size: int) -> None:
@@ -108,7 +114,7 @@ class Uploader:
         with self._lock:
             for part in parts:
                 _write(part, fill, report, chunk_bytes)
-            staged = [part for part in parts if part.target.view is None]
+            staged = [part for part in parts if part.target.view is None and part.size]
             if staged:
                 self._stage(staged, fill, report, chunk_bytes, chunks)
 

@@ -1,0 +1,37 @@
+"""The validation layer would be heard, were there anything to hear."""
+
+from __future__ import annotations
+
+from tierd.backends.vkapi import Device, Role
+
+TOO_MUCH = 4 << 30
+
+
+def test_a_copy_past_the_end_is_reported() -> None:
+    with Device.open(allow_software=True, validate=True) as device:
+        a, b = device.buffer(256, Role.DEVICE), device.buffer(256, Role.DEVICE)
+        recorder = device.recorder()
+        recorder.copy(a, b, [(0, 0, TOO_MUCH)])
+        assert any("VUID-vkCmdCopyBuffer-size" in message for message in device.messages)
+
+
+def test_a_missing_barrier_is_reported_where_barriers_are_checked() -> None:
+    for validate, heard in [(True, False), ("sync", True)]:
+        with Device.open(allow_software=True, validate=validate) as device:  # type: ignore[arg-type]
+            a, b = device.buffer(256, Role.DEVICE), device.buffer(256, Role.DEVICE)
+            recorder = device.recorder()
+            recorder.copy(a, b)
+            recorder.copy(b, a)
+            recorder.finish()
+            assert any("SYNC-HAZARD" in message for message in device.messages) == heard
+
+
+def test_what_is_left_behind_is_reported() -> None:
+    device = Device.open(allow_software=True, validate=True)
+    structs = device.vk.structs()
+    info = structs.new("VkSemaphoreCreateInfo")
+    device.vk.create("vkCreateSemaphore", "VkSemaphore", device.vk.device, info, device.vk.null)
+    device.close()
+    assert any(
+        "VkSemaphore" in message and "has not been destroyed" in message for message in device.messages
+    )
