@@ -81,7 +81,8 @@ class Structs:
 class Vk:
     """Vulkan, bound to an instance and a device once these are set.
 
-    ffi: the package's cffi. k: where its constants are. calls: calls made so far.
+    ffi: the package's cffi, null its NULL. k: where its constants are. where: what errors say has failed.
+    calls: the calls made so far, exact while one thread makes them.
     """
 
     def __init__(self) -> None:
@@ -104,12 +105,11 @@ class Vk:
         self._type_ids: dict[str, int | None] = {}
         self._faults: dict[str, int] = {}
 
-    def call(self, name: str, *args: Any) -> int:
+    def call(self, name: str, *args: Any) -> None:
         """Call a function that returns a result or nothing. Raises DeviceError for whatever is no success."""
         result = self.value(name, *args)
         if result:
             raise error_of(int(result), name, self.where)
-        return 0
 
     def value(self, name: str, *args: Any) -> Any:
         """Call a function and return what it returns, a result code included."""
@@ -136,21 +136,16 @@ class Vk:
         return out[0]
 
     def enumerate(self, name: str, ctype: str, *args: Any) -> Any:
-        """Call a function that fills a counted array; return the array. Structs in it get their sType."""
+        """Call a function that fills a counted array of `ctype`, and return the array."""
         while True:
             count = self.ffi.new("uint32_t *")
             self.call(name, *args, count, self.null)
             items = self.ffi.new(f"{ctype}[]", count[0])
-            type_id = self.type_id(ctype)
-            if type_id is not None:
-                for item in items:
-                    item.sType = type_id
             result = self.value(name, *args, count, items)
-            if result == INCOMPLETE:
-                continue
-            if result:
+            if result and result != INCOMPLETE:
                 raise error_of(int(result), name, self.where)
-            return self.ffi.unpack(items, count[0]) if self._is_handle(ctype) else items
+            if not result and count[0] == len(items):  # else their number has changed in between
+                return items
 
     def structs(self) -> Structs:
         """Return a builder of structs."""
@@ -161,15 +156,11 @@ class Vk:
         return str(self.ffi.string(chars).decode(errors="replace"))
 
     def type_id(self, name: str) -> int | None:
-        """Return the sType of a struct, None for one that has none, and for handles."""
+        """Return the sType of a struct, None for one that has none."""
         if name not in self._type_ids:
-            kind = self.ffi.typeof(name)
-            typed = kind.kind == "struct" and any(field == "sType" for field, _ in kind.fields)
+            typed = any(field == "sType" for field, _ in self.ffi.typeof(name).fields)
             self._type_ids[name] = int(getattr(self.k, name)().sType) if typed else None
         return self._type_ids[name]
-
-    def _is_handle(self, ctype: str) -> bool:
-        return bool(self.ffi.typeof(ctype).kind == "pointer")
 
     def _resolve(self, name: str) -> Any:
         """Find a function as near to the device as it is known, which saves the loader's dispatch."""

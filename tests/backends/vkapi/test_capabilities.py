@@ -1,0 +1,40 @@
+"""What the shipped shaders ask of a device is what a device is chosen for."""
+
+from __future__ import annotations
+
+import importlib.resources
+import struct
+from pathlib import Path
+
+from tierd.backends.vkapi.choose import REQUIRED_FEATURES
+
+# Capability numbers of the SPIR-V specification, by the feature that allows them.
+ALLOWED_BY = {
+    1: None,  # Shader
+    5347: "bufferDeviceAddress",  # PhysicalStorageBufferAddresses
+    11: "shaderInt64",  # Int64
+    4433: "storageBuffer16BitAccess",  # StorageBuffer16BitAccess
+    6018: "shaderIntegerDotProduct",  # DotProductInput4x8BitPacked
+    6019: "shaderIntegerDotProduct",  # DotProduct
+}
+_OP_CAPABILITY = 17
+
+
+def capabilities(spirv: bytes) -> list[int]:
+    """Instructions begin behind five words of header, capabilities first: length << 16 | opcode, operands."""
+    words = struct.unpack(f"<{len(spirv) // 4}I", spirv)
+    found, at = [], 5
+    while words[at] & 0xFFFF == _OP_CAPABILITY:
+        found.append(words[at + 1])
+        at += words[at] >> 16
+    return found
+
+
+def test_only_required_features_are_used_and_packed_dot_products_in_variants_named_for_them() -> None:
+    folder = Path(str(importlib.resources.files("tierd").joinpath("shaders")))
+    modules = sorted(folder.glob("*.spv"))
+    assert modules
+    for module in modules:
+        needed = {ALLOWED_BY[number] for number in capabilities(module.read_bytes())} - {None}
+        optional = {"shaderIntegerDotProduct"} if ".dot." in module.name else set()
+        assert needed <= {*REQUIRED_FEATURES, *optional}, module.name
