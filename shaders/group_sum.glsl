@@ -7,6 +7,7 @@ const uint GROUP_SUMS = 16;
 
 shared float group_part[256];
 shared float group_sums[GROUP_SUMS];
+shared float group_total;
 
 // Lane i's number is added to sum i % 16, in ascending order of i; then the sums are added, in ascending order.
 // Every lane of the group must call it and gets the same sum; the group meets in it.
@@ -22,11 +23,15 @@ float group_sum(float x) {
         group_sums[lane] = sum;
     }
     barrier();
-    precise float total = 0.0;
-    for (uint i = 0; i < GROUP_SUMS; i++) {
-        total += group_sums[i];
+    if (lane == 0) {
+        precise float total = 0.0;
+        for (uint i = 0; i < GROUP_SUMS; i++) {
+            total += group_sums[i];
+        }
+        group_total = total;
     }
-    return total;
+    barrier();
+    return group_total;
 }
 
 #endif
