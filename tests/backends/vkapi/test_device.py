@@ -165,10 +165,11 @@ def test_threads_record_and_submit_side_by_side(device: Device, scaled_add: byte
 
 def test_closing_twice_is_fine_and_frees_what_is_still_open(device: Device, scaled_add: bytes) -> None:
     """The device's fixture sees to it that the validation layer reports nothing left behind."""
-    put(device, words(COUNT))
+    buffer = put(device, words(COUNT))
     device.recorder(timestamps=2)
     commands = device.recorder().finish()
     device.pipeline(scaled_add, PUSH_BYTES)
     device.close()
     commands.close()
+    buffer.close()
     device.close()

@@ -112,6 +112,8 @@ class Memory:
         """Take a buffer's bytes back, and free its block when nothing else is in it."""
         with self._lock:
             block = buffer.block
+            if block not in self._blocks[buffer.role]:
+                return  # freed as a whole, with the device
             block.ranges.give(buffer.start)
             if buffer.role is Role.DEVICE:
                 self.used -= aligned(buffer.size)
