@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 from tierd.backends.vkapi.choose import REQUIRED_FEATURES
+from tierd.backends.vkapi.facts import SUBGROUP_SHUFFLE
 
 # Capability numbers of the SPIR-V specification, by the feature that allows them.
 ALLOWED_BY = {
@@ -14,6 +15,8 @@ ALLOWED_BY = {
     5347: "bufferDeviceAddress",  # PhysicalStorageBufferAddresses
     11: "shaderInt64",  # Int64
     4433: "storageBuffer16BitAccess",  # StorageBuffer16BitAccess
+    61: None,  # GroupNonUniform, which every device of Vulkan 1.1 has in compute shaders
+    65: SUBGROUP_SHUFFLE,  # GroupNonUniformShuffle
     6018: "shaderIntegerDotProduct",  # DotProductInput4x8BitPacked
     6019: "shaderIntegerDotProduct",  # DotProduct
 }
@@ -30,11 +33,15 @@ def capabilities(spirv: bytes) -> list[int]:
     return found
 
 
-def test_only_required_features_are_used_and_packed_dot_products_in_variants_named_for_them() -> None:
+# What a variant of that name may use besides.
+OPTIONAL = {"dot": "shaderIntegerDotProduct", "shuffle": SUBGROUP_SHUFFLE}
+
+
+def test_only_required_features_are_used_and_others_in_variants_named_for_them() -> None:
     folder = Path(str(importlib.resources.files("tierd").joinpath("shaders")))
     modules = sorted(folder.glob("*.spv"))
     assert modules
     for module in modules:
         needed = {ALLOWED_BY[number] for number in capabilities(module.read_bytes())} - {None}
-        optional = {"shaderIntegerDotProduct"} if ".dot." in module.name else set()
+        optional = {OPTIONAL[part] for part in module.name.split(".") if part in OPTIONAL}
         assert needed <= {*REQUIRED_FEATURES, *optional}, module.name

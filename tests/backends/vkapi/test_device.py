@@ -73,6 +73,29 @@ def test_commands_submitted_again_run_after_their_earlier_run(device: Device, sc
     assert (get(device, total) == 1000).all()
 
 
+def test_commands_open_and_end_with_a_barrier(device: Device) -> None:
+    """The device at hand runs one command buffer after another anyway; others need to be told."""
+    a = device.buffer(256, Role.DEVICE)
+    made: list[str] = []
+    value = device.vk.value
+
+    def watched(name: str, *args: object) -> object:
+        made.append(name)
+        return value(name, *args)
+
+    device.vk.value = watched  # type: ignore[method-assign]
+    recorder = device.recorder()
+    recorder.copy(a, device.buffer(256, Role.DEVICE))
+    recorder.finish()
+    assert made[made.index("vkBeginCommandBuffer") :] == [
+        "vkBeginCommandBuffer",
+        "vkCmdPipelineBarrier",
+        "vkCmdCopyBuffer",
+        "vkCmdPipelineBarrier",
+        "vkEndCommandBuffer",
+    ]
+
+
 def test_a_barrier_orders_dispatches_and_copies(device: Device, scaled_add: bytes) -> None:
     a = words(COUNT, 1)
     source, first, second = put(device, a), *(device.buffer(a.nbytes, Role.DEVICE) for _ in range(2))
