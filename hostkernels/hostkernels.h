@@ -278,10 +278,15 @@ void hk_model_copy_rows(hk_model *model, int32_t source, int32_t target, int32_t
 /* The most likely id; the lowest on a tie. NaN is never picked unless all are. */
 int64_t hk_argmax(const float *logits, int64_t count);
 
-/* Draw an id. `draw` is uniform in [0, 1); ids that are kept share that range in ascending order, each as
- * wide as it is likely. The chain: temperature (above 0), top_k (0: off), top_p (1: off), min_p (0: off); each
- * on the distribution the one before left, equally likely ids in ascending order. What is e^87 times less
- * likely than the best is never drawn.
+/* The best ids of a row, the lower one on a tie, are its head. */
+enum { HK_HEAD = 64 };
+
+/* Draw an id. `draw` is uniform in [0, 1). Along that range lie first the ids of the head that are kept, best
+ * first, then all others that are kept in ascending order, each as wide as it is likely. So a draw within the
+ * head's share is decided by the head and the sum of all alone. The chain: temperature (above 0), top_k (0:
+ * off), top_p (1: off), min_p (at most 1; 0: off); each on the distribution the one before left, the best first;
+ * beside the head, equally likely ids in ascending order. What is e^87 times less likely than the best is never
+ * drawn.
  * scratch: 12 * count + 1024 bytes, 8-byte aligned. */
 int64_t hk_sample(const float *logits, int64_t count, float temperature, int64_t top_k, float top_p,
                   float min_p, double draw, void *scratch);

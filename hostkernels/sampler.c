@@ -1,9 +1,9 @@
 /* sampler.c: from a row of logits to one token.
  *
- * Every pass is linear and in order of ids; nothing is sorted. A filter keeps what lies above a
- * threshold, and the threshold is found digit by digit, since floats are ordered like integers made of
- * their bits. Sums have one fixed order. Loops over BLOCK values are plain, so that compilers
- * vectorise them.
+ * Every pass is linear and in order of ids; only the best few, the head, are sorted. Of the rest, the tail,
+ * a filter keeps what lies above a threshold, and the threshold is found digit by digit, since floats are
+ * ordered like integers made of their bits. Sums have one fixed order. Loops over BLOCK values are plain,
+ * so that compilers vectorise them.
  */
 #include "internal.h"
 
@@ -56,12 +56,12 @@ static bool any_from(const float *x, float limit)
 static double sum_of(const float *x, int64_t count)
 {
     double lanes[8] = {0}, total = 0.0;
-    int64_t i = 0;
-    for (; i + 8 <= count; i += 8)
+    const int64_t whole = count / 8 * 8;
+    for (int64_t i = 0; i < whole; i += 8)
         for (int lane = 0; lane < 8; lane++)
             lanes[lane] += x[i + lane];
-    for (int lane = 0; i < count; i++, lane++)
-        lanes[lane] += x[i];
+    for (int lane = 0; lane < count % 8; lane++)
+        lanes[lane] += x[whole + lane];
     for (int lane = 0; lane < 8; lane++)
         total += lanes[lane];
     return total;
@@ -99,6 +99,55 @@ int64_t hk_argmax(const float *logits, int64_t count)
     return 0; /* all are NaN */
 }
 
+/* Put those of the ids from `start` up to `end` that are among the `wanted` best into ids, the best first,
+ * where `found` best of the ids before stand; return how many stand there now. Without NaN. */
+static int64_t put_best(const float *x, int64_t start, int64_t end, int64_t wanted, int64_t *ids, int64_t found)
+{
+    for (int64_t id = start; id < end; id++) {
+        if (isnan(x[id]) || (found == wanted && !(x[id] > x[ids[found - 1]])))
+            continue;
+        int64_t at = found < wanted ? found++ : wanted - 1;
+        for (; at > 0 && x[ids[at - 1]] < x[id]; at--)
+            ids[at] = ids[at - 1];
+        ids[at] = id;
+    }
+    return found;
+}
+
+/* The most likely ids, the best first, the lower one on a tie. */
+typedef struct head {
+    int64_t count;
+    int64_t id[HK_HEAD];
+    float weight[HK_HEAD]; /* each above 0 */
+} head;
+
+/* peaks: the best value of each block. The HK_HEAD best peaks are that many values at least as large as the
+ * last of them, so the head lies in their blocks. */
+static head find_head(const float *logits, int64_t count, const float *peaks, float best, float inverse)
+{
+    head found = {0};
+    int64_t blocks[HK_HEAD];
+    const int64_t size = put_best(peaks, 0, (count + BLOCK - 1) / BLOCK, HK_HEAD, blocks, 0);
+    for (int64_t i = 1; i < size; i++) { /* in ascending order */
+        const int64_t block = blocks[i];
+        int64_t at = i;
+        for (; at > 0 && blocks[at - 1] > block; at--)
+            blocks[at] = blocks[at - 1];
+        blocks[at] = block;
+    }
+    int64_t filled = 0;
+    for (int64_t i = 0; i < size; i++) {
+        const int64_t start = blocks[i] * BLOCK;
+        filled = put_best(logits, start, hk_min(start + BLOCK, count), HK_HEAD, found.id, filled);
+    }
+    for (; found.count < filled; found.count++) {
+        found.weight[found.count] = weight_of((logits[found.id[found.count]] - best) * inverse);
+        if (found.weight[found.count] == 0.0f)
+            break;
+    }
+    return found;
+}
+
 /* ---- Filters ----------------------------------------------------------------------------------- */
 
 /* What is above `value`, and what equals it up to index `last`. */
@@ -115,6 +164,15 @@ static void apply(threshold cut, float *weights, int64_t count)
         weights[i] = weights[i] >= cut.value ? weights[i] : 0.0f;
     for (int64_t i = edge; i < count; i++)
         weights[i] = weights[i] > cut.value ? weights[i] : 0.0f;
+}
+
+/* The sum of all weights. */
+static double mass_of(const float *weights, int64_t count)
+{
+    double total = 0.0;
+    for (int64_t i = 0; i < count; i += CHUNK)
+        total += sum_of(weights + i, hk_min(CHUNK, count - i));
+    return total;
 }
 
 /* An integer that is ordered as the floats are, and back. */
@@ -139,14 +197,6 @@ static void fill_bins(const float *x, int64_t count, int digit, bool by_mass, do
         bins[0][bin] += bins[1][bin];
 }
 
-static double sum_of_bins(const double *bins)
-{
-    double total = 0.0;
-    for (int bin = 0; bin < BINS; bin++)
-        total += bins[bin];
-    return total;
-}
-
 /* Move the values whose key begins with these digits to `members`, which may be `x`; return how many. */
 static int64_t gather(const float *x, int64_t count, uint32_t prefix, int digit, float *members)
 {
@@ -160,8 +210,8 @@ static int64_t gather(const float *x, int64_t count, uint32_t prefix, int digit,
 }
 
 /* The fewest of the largest values whose amounts reach a goal; equal values are taken in order. by_mass:
- * values are weights, an amount is the weight itself and the goal a share of the sum; else an amount is 1
- * and the goal a number of values. members: room for `count` values. */
+ * values are weights and an amount is the weight itself; else an amount is 1. members: room for `count`
+ * values. */
 static threshold find(const float *x, int64_t count, bool by_mass, double goal, float *members)
 {
     double bins[COPIES][BINS], reached = 0.0;
@@ -170,8 +220,6 @@ static threshold find(const float *x, int64_t count, bool by_mass, double goal, 
     uint32_t prefix = 0;
     for (int digit = 0; digit < DIGITS; digit++) {
         fill_bins(pool, size, digit, by_mass, bins);
-        if (by_mass && digit == 0)
-            goal *= sum_of_bins(bins[0]);
         /* Should a digit's sums round to less than their bin of the last, its lowest bin is cut. */
         int cut = 0;
         double above = reached;
@@ -203,67 +251,134 @@ static threshold find(const float *x, int64_t count, bool by_mass, double goal, 
 
 /* ---- The draw ---------------------------------------------------------------------------------- */
 
-/* The index whose share of the sum holds `draw`. Some weight must be above 0. */
-static int64_t draw_index(const float *weights, int64_t count, double draw)
+/* The index whose share of the sum holds `target`, the last one where rounding puts that past the sum. Some
+ * weight must be above 0. */
+static int64_t index_at(const float *weights, int64_t count, double target)
 {
-    double total = 0.0, reached = 0.0;
-    for (int64_t i = 0; i < count; i += CHUNK)
-        total += sum_of(weights + i, hk_min(CHUNK, count - i));
-    const double target = draw * total;
+    double reached = 0.0;
     int64_t start = 0;
-    for (;; start += CHUNK) { /* ends: draw is below 1, so target is below the total */
-        const double next = reached + sum_of(weights + start, hk_min(CHUNK, count - start));
+    for (; start + CHUNK < count; start += CHUNK) {
+        const double next = reached + sum_of(weights + start, CHUNK);
         if (target < next)
             break;
         reached = next;
     }
-    int64_t last = start;
-    for (int64_t i = start; i < hk_min(start + CHUNK, count); i++) {
+    const int64_t end = hk_min(start + CHUNK, count);
+    for (int64_t i = start; i < end; i++) {
         reached += weights[i];
-        if (weights[i] > 0.0f)
-            last = i;
-        if (target < reached)
-            break;
+        if (weights[i] > 0.0f && target < reached)
+            return i;
     }
-    return last; /* even where the chunk's weights, one by one, round to less than its sum */
+    int64_t last = end - 1;
+    while (weights[last] == 0.0f)
+        last--;
+    return last;
 }
 
+/* Ids beside the head: those of whole blocks, with 0 for the head's and for what a filter has dropped. */
+typedef struct tail {
+    float *weights;
+    int64_t size;
+    int32_t *blocks; /* where they come from, in ascending order */
+    double mass;
+} tail;
+
+/* What has a smaller peak than `floor` stays out. */
+static void weigh_tail(tail *rest, const float *logits, int64_t count, const float *peaks, float floor,
+                       const head *front, float inverse)
+{
+    rest->size = 0;
+    for (int64_t b = 0; b * BLOCK < count; b++) {
+        if (peaks[b] < floor)
+            continue;
+        float *weights = rest->weights + rest->size;
+        const int64_t filled = hk_min(BLOCK, count - b * BLOCK);
+        weigh(logits + b * BLOCK, filled, logits[front->id[0]], inverse, weights);
+        for (int64_t i = filled; i < BLOCK; i++)
+            weights[i] = 0.0f;
+        rest->blocks[rest->size / BLOCK] = (int32_t)b;
+        rest->size += BLOCK;
+    }
+    for (int64_t i = 0; i < front->count; i++) {
+        const int64_t block = front->id[i] / BLOCK;
+        int64_t low = 0, high = rest->size / BLOCK - 1;
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            if (rest->blocks[middle] < block)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        rest->weights[low * BLOCK + front->id[i] % BLOCK] = 0.0f;
+    }
+    rest->mass = mass_of(rest->weights, rest->size);
+}
+
+static void limit_tail(tail *rest, threshold cut)
+{
+    apply(cut, rest->weights, rest->size);
+    rest->mass = mass_of(rest->weights, rest->size);
+}
+
+/* Every filter keeps ids from the best one on; one that ends within the head drops the whole tail. */
 int64_t hk_sample(const float *logits, int64_t count, float temperature, int64_t top_k, float top_p,
                   float min_p, double draw, void *scratch)
 {
     const int64_t blocks = (count + BLOCK - 1) / BLOCK;
     float *weights = scratch, *members = weights + blocks * BLOCK, *peaks = members + blocks * BLOCK;
-    int32_t *kept = (int32_t *)(peaks + blocks);
     for (int64_t b = 0; b < blocks; b++)
         peaks[b] = largest(logits + b * BLOCK, hk_min(BLOCK, count - b * BLOCK));
     const float best = largest(peaks, blocks), inverse = 1.0f / temperature;
     if (!isfinite(best) || !isfinite(inverse))
         return hk_argmax(logits, count);
 
-    /* The k largest peaks are k values at least as large as the last of them, so what has a smaller peak
-     * holds none of the k largest values. */
-    const bool narrow = top_k > 0 && top_k < blocks;
-    const float floor = narrow ? find(peaks, blocks, false, (double)top_k, members).value : -INFINITY;
-    int64_t size = 0;
-    for (int64_t b = 0; b < blocks; b++) {
-        if (peaks[b] < floor)
-            continue;
-        const int64_t filled = hk_min(BLOCK, count - b * BLOCK);
-        weigh(logits + b * BLOCK, filled, best, inverse, weights + size);
-        for (int64_t i = filled; i < BLOCK; i++)
-            weights[size + i] = 0.0f;
-        kept[size / BLOCK] = (int32_t)b;
-        size += BLOCK;
+    head front = find_head(logits, count, peaks, best, inverse);
+    tail rest = {weights, 0, (int32_t *)(peaks + blocks), 0.0};
+    const bool more = front.count == HK_HEAD && (top_k == 0 || top_k > HK_HEAD);
+    if (top_k > 0)
+        front.count = hk_min(front.count, top_k);
+    if (more && (top_p < 1.0f || front.weight[HK_HEAD - 1] >= min_p)) {
+        const bool narrow = top_k > 0 && top_k < blocks;
+        const float floor = narrow ? find(peaks, blocks, false, (double)top_k, members).value : -INFINITY;
+        weigh_tail(&rest, logits, count, peaks, floor, &front, inverse);
+        if (top_k > 0 && top_k < count)
+            limit_tail(&rest, find(weights, rest.size, false, (double)(top_k - HK_HEAD), members));
     }
+    if (top_p < 1.0f) {
+        const double goal = top_p * (mass_of(front.weight, front.count) + rest.mass);
+        double reached = front.weight[0];
+        int64_t kept = 1;
+        while (kept < front.count && reached < goal)
+            reached += front.weight[kept++];
+        if (reached < goal && rest.mass > 0.0)
+            limit_tail(&rest, find(weights, rest.size, true, goal - reached, members));
+        else
+            rest.mass = 0.0;
+        front.count = kept;
+    }
+    int64_t likely = 1; /* min_p is of the best one's weight, which is 1 */
+    while (likely < front.count && front.weight[likely] >= min_p)
+        likely++;
+    if (likely < front.count)
+        rest.mass = 0.0;
+    else if (min_p > 0.0f && rest.mass > 0.0)
+        limit_tail(&rest, (threshold){min_p, rest.size - 1});
+    front.count = likely;
 
-    if (top_k > 0 && top_k < count)
-        apply(find(weights, size, false, (double)top_k, members), weights, size);
-    if (top_p < 1.0f)
-        apply(find(weights, size, true, top_p, members), weights, size);
-    if (min_p > 0.0f) /* of the best one's weight, which is 1 */
-        apply((threshold){min_p, size - 1}, weights, size);
-    const int64_t index = draw_index(weights, size, draw);
-    return (int64_t)kept[index / BLOCK] * BLOCK + index % BLOCK;
+    double total = rest.mass;
+    for (int64_t i = 0; i < front.count; i++)
+        total += front.weight[i];
+    const double target = draw * total;
+    double reached = 0.0;
+    for (int64_t i = 0; i < front.count; i++) {
+        reached += front.weight[i];
+        if (target < reached)
+            return front.id[i];
+    }
+    if (rest.mass == 0.0)
+        return front.id[front.count - 1];
+    const int64_t index = index_at(weights, rest.size, target - reached);
+    return (int64_t)rest.blocks[index / BLOCK] * BLOCK + index % BLOCK;
 }
 
 /* ---- Penalties --------------------------------------------------------------------------------- */
@@ -308,21 +423,10 @@ double hk_log_sum_exp(const float *logits, int64_t count)
 int64_t hk_top(const float *logits, int64_t count, int64_t wanted, int64_t *ids)
 {
     int64_t found = 0;
-    float limit = -INFINITY;
     for (int64_t start = 0; start < count; start += BLOCK) {
         const int64_t end = hk_min(start + BLOCK, count);
-        if (end == start + BLOCK && !any_from(logits + start, limit))
-            continue;
-        for (int64_t id = start; id < end; id++) {
-            if (isnan(logits[id]) || (found == wanted && !(logits[id] > limit)))
-                continue;
-            int64_t at = found < wanted ? found++ : wanted - 1;
-            for (; at > 0 && logits[ids[at - 1]] < logits[id]; at--)
-                ids[at] = ids[at - 1];
-            ids[at] = id;
-            if (found == wanted)
-                limit = logits[ids[found - 1]];
-        }
+        if (found < wanted || end < start + BLOCK || any_from(logits + start, logits[ids[wanted - 1]]))
+            found = put_best(logits, start, end, wanted, ids, found);
     }
     return found;
 }

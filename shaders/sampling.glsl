@@ -5,7 +5,7 @@
 
 #include "buffers.glsl"
 
-const uint CANDIDATES = 64;      // best ids of a row that are told of
+const uint CANDIDATES = 64;      // best ids of a row that are told of: HK_HEAD of the host's sampler
 const uint BLOCK_IDS = 64;       // neighbouring ids that have one peak
 const uint PART_IDS = 4096;      // neighbouring ids that one group looks at
 const uint PART_BLOCKS = PART_IDS / BLOCK_IDS;

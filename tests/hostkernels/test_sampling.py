@@ -1,4 +1,4 @@
-"""Picking a token: against the chain written plainly in numpy, over draws that cover [0, 1)."""
+"""Picking a token: against the chain and the rule of the draw, written plainly in numpy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference import sampling
 from tierd.backends import library
 
 
@@ -53,23 +54,6 @@ def test_argmax() -> None:
     assert library.argmax(np.float32([-2.0])) == 0
 
 
-def _reference(
-    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
-) -> dict[int, float]:
-    """Return id -> probability after the whole chain."""
-    scaled = logits.astype(np.float64) / temperature
-    p = np.exp(scaled - scaled.max())
-    p /= p.sum()
-    order = np.lexsort((np.arange(p.size), -p))
-    if top_k:
-        order = order[:top_k]
-    if top_p < 1.0:
-        share = np.cumsum(p[order]) / p[order].sum()
-        order = order[: int(np.argmax(share >= top_p)) + 1]
-    order = order[p[order] >= min_p * p.max()]
-    return {int(i): float(p[i] / p[order].sum()) for i in order}
-
-
 CHAINS = [
     (1.0, 0, 1.0, 0.0),
     (0.7, 0, 1.0, 0.0),
@@ -91,7 +75,9 @@ def test_draws_follow_the_chain(
     temperature: float, top_k: int, top_p: float, min_p: float, size: int
 ) -> None:
     logits = (3 * np.random.default_rng(size).standard_normal(size)).astype(np.float32)
-    expected = _reference(logits, temperature, top_k, top_p, min_p)
+    kept = sampling.keep(logits, 1 / temperature, top_k, top_p, min_p)
+    shares = kept.weights / kept.weights.sum()
+    expected = dict(zip(kept.ids.tolist(), shares.tolist(), strict=True))
     grid = 4000
     picks = [
         library.sample(
@@ -109,6 +95,33 @@ def test_draws_follow_the_chain(
     for token, count in zip(ids.tolist(), counts.tolist(), strict=True):
         assert abs(count / grid - expected[token]) <= 1.5 / grid
     assert sum(expected[token] for token in set(expected) - set(ids.tolist())) <= len(expected) * 1.5 / grid
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 200, 3000])
+def test_a_number_picks_what_the_rule_of_the_draw_says(size: int, ties: bool) -> None:
+    """Wherever the filters cut, in the head or beyond it. A draw at an edge may fall on either side of it."""
+    random = np.random.default_rng(size)
+    at_edges = 0
+    for _ in range(200):
+        logits = random.uniform(0.2, 5) * random.standard_normal(size)
+        logits = (np.round(logits) if ties else logits).astype(np.float32)
+        logits[random.random(size) < 0.1] = random.choice([np.nan, -np.inf, 1.0])
+        temperature = float(random.choice([0.3, 1.0, 1.5]))
+        chain = {
+            "top_k": int(random.choice([0, 1, 5, 63, 64, 65, 100, 1000, 10**6])),
+            "top_p": float(random.choice([0.0, 0.3, 0.9, 0.99, 1.0])),
+            "min_p": float(random.choice([0.0, 1e-5, 0.01, 0.2, 1.0])),
+            "uniform": random.random(),
+        }
+        inverse = np.float32(1) / np.float32(temperature)
+        drawn = sampling.draw(logits, inverse=inverse, **chain)  # type: ignore[arg-type]
+        pick = library.sample(logits, temperature=temperature, **chain)  # type: ignore[arg-type]
+        if drawn is not None and drawn.edge < 1e-6:
+            at_edges += 1
+        else:
+            assert pick == (0 if drawn is None else drawn.id)
+    assert at_edges < 10
 
 
 @given(
@@ -130,11 +143,8 @@ def test_a_pick_is_always_one_the_chain_allows(
     pick = library.sample(
         logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, uniform=draw
     )
-    allowed = _reference(
-        logits, temperature, top_k, min(1.0, top_p + 1e-5), max(0.0, min_p * (1 - 1e-5) - 1e-9)
-    )
-    # Tokens less likely than e^-64 of the best one cannot be drawn.
-    assert pick in allowed
+    least = max(0.0, min_p * (1 - 1e-5) - 1e-9)
+    assert pick in sampling.keep(logits, 1 / temperature, top_k, min(1.0, top_p + 1e-5), least).ids
 
 
 def test_broken_logits_fall_back_to_the_best() -> None:
@@ -152,14 +162,19 @@ def _draw(logits: np.ndarray, uniform: float, **chain: float) -> int:
 ALMOST_ONE = float(np.nextafter(1.0, 0.0))
 
 
-def test_what_is_kept_lies_along_the_draw_in_order_of_ids() -> None:
+def test_the_head_lies_first_along_the_draw_then_ids_in_order() -> None:
     logits = np.random.default_rng(5).standard_normal(3000)
-    for chain in ({}, {"top_k": 20}, {"top_p": 0.5}):
-        picks = [_draw(logits, i / 500, **chain) for i in range(500)]
-        assert picks == sorted(picks)
-    kept = np.flatnonzero(np.argsort(np.argsort(-logits)) < 20)
-    assert _draw(logits, 0.0, top_k=20) == kept[0]
-    assert _draw(logits, ALMOST_ONE, top_k=20) == kept[-1]
+    best = np.argsort(-logits)
+    for chain, kept in (({}, 3000), ({"top_k": 20}, 20), ({"top_k": 500}, 500), ({"min_p": 0.05}, 400)):
+        picks = [_draw(logits, i / 2000, **chain) for i in range(2000)]
+        places = [int(np.flatnonzero(best == pick)[0]) for pick in picks]
+        inside = [place for place in places if place < 64]
+        assert places[: len(inside)] == inside == sorted(inside)
+        assert picks[len(inside) :] == sorted(picks[len(inside) :])
+        assert (len(inside) == 2000) == (kept <= 64)
+    assert _draw(logits, 0.0, top_k=20) == best[0]
+    assert _draw(logits, ALMOST_ONE, top_k=20) == best[19]
+    assert _draw(logits, ALMOST_ONE, top_k=500) == best[64:500].max()
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 5000])
@@ -186,8 +201,8 @@ def test_top_k_keeps_exactly_k_by_logit_then_id(values: list[float], top_k: int)
     likely = [id for id in order.tolist() if logits[id] > logits[order[0]] - 87]
     if usable.size == 0:
         return
-    assert _draw(logits, 0.0, top_k=top_k) == min(likely)
-    assert _draw(logits, ALMOST_ONE, top_k=top_k) == max(likely)
+    assert _draw(logits, 0.0, top_k=top_k) == likely[0]
+    assert _draw(logits, ALMOST_ONE, top_k=top_k) == (max(likely[64:]) if len(likely) > 64 else likely[-1])
 
 
 def test_the_filters_follow_one_another() -> None:

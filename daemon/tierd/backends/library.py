@@ -101,7 +101,8 @@ def sample(
     """Draw an id from a row of logits, shape (vocabulary,), with `uniform` from [0, 1).
 
     The chain is temperature (above 0), top_k (0: off), top_p (1: off), min_p (0: off). What it keeps
-    shares [0, 1) in order of ids, each id as wide as it is likely.
+    shares [0, 1), each id as wide as it is likely: first, the best one first, those of the 64 best ids that
+    are kept, then the others in order of ids.
     """
     _, lib = load()
     scratch = _scratch(logits.size)
