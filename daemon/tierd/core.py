@@ -166,6 +166,7 @@ class Sequence:
     pages: page ids in order; page i holds positions [i * page_positions, (i + 1) * page_positions).
     history: `tokens` as penalties read them; the sampler brings it up to date when it needs it.
     logprobs: of sampled tokens that are not told yet, because their text is held back. told: how many are.
+    foreseen: what the executor drew for the newest token; -1 where it left that to the sampler.
     submitted: when the request was asked for, monotonic seconds.
     paused: it gets no rows, because its reader does not keep up.
     """
@@ -179,6 +180,7 @@ class Sequence:
     history: array[int] = field(default_factory=lambda: array("i"))
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     told: int = 0
+    foreseen: int = -1
     submitted: float = 0.0
     paused: bool = False
 
@@ -188,11 +190,31 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """How an executor that draws tokens is to pick one; the chain is that of SamplingParams.
+
+    adjustments: (id, plus, repeat, minus) for every id whose logit changes before all else, each id once:
+    `plus` is added to it, then it is divided by `repeat` if positive, else multiplied by it, then `minus` is
+    taken off, in float32.
+    uniform: a number in [0, 1) that decides. scored: the row's logits are wanted as well.
+    """
+
+    adjustments: tuple[tuple[int, float, float, float], ...] = ()
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    uniform: float = 0.0
+    scored: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Consecutive rows of one sequence within a batch.
 
-    tokens: the ids to feed, at positions start, start + 1, ...
+    tokens: the ids to feed, at positions start, start + 1, ... An id below 0 is the only one of its chunk and
+    stands for what the executor draws for row -1 - id of the batch before, in the order of its logits.
     pages: the sequence's page table; covers position start + len(tokens) - 1.
     logit_rows: offsets within `tokens` whose logits are wanted, ascending; often just the last.
     """
@@ -205,9 +227,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One pass over the weights. Logits come back in the order of chunks, then of `logit_rows`."""
+    """One pass over the weights. Logits come back in the order of chunks, then of `logit_rows`.
+
+    draws: for each of these rows how to pick a token, for executors that do; () to have logits only.
+    """
 
     chunks: tuple[Chunk, ...]
+    draws: tuple[Draw, ...] = ()
 
     @property
     def rows(self) -> int:

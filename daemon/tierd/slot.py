@@ -24,12 +24,16 @@ from tierd.settings import LimitsSettings, ModelSettings, Settings
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """A batch and whose rows it holds: chunk i belongs to sequence i."""
+    """A batch and whose rows it holds: chunk i belongs to sequence i.
+
+    void: sequences whose row was fed another token than the one that the stream got before it.
+    """
 
     batch: Batch
     sequences: tuple[Sequence, ...]
+    void: set[Sequence] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -39,8 +43,8 @@ class Slot:
     context: positions of one stream; the pool holds at least one stream of it.
     prefix_cache: False: no page outlives its streams.
     waiting: not admitted yet, in order of arrival. running: admitted, in order of admission.
-    step: what the executor is working on; None while it rests. Pages of a sequence of the step stay
-    its own until the step is done, even when the sequence has left.
+    steps: what the executor has been given and is not done with, oldest first. Pages of a sequence of a step
+    stay its own until the step is done, even when the sequence has left.
     outcome: where the model runs.
     """
 
@@ -59,7 +63,7 @@ class Slot:
     prefixes: PrefixCache = field(init=False)
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
-    step: Step | None = None
+    steps: deque[Step] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.pool = PagePool(self.executor.pages)
@@ -73,6 +77,11 @@ class Slot:
     def pages_needed(self, request: Request) -> int:
         """Return how many pages a request may ever fill: the last token it asks for is never fed."""
         return pages_for(len(request.prompt) + request.max_tokens - 1, self.executor.page_positions)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the executor can be given another step."""
+        return len(self.steps) < self.executor.depth
 
     def close(self) -> None:
         """Free weights and pages. No step may be running."""
@@ -107,7 +116,7 @@ def open_slot(
         "" if model.context or slot.context == slot.plan.context
         else f" of the model's {slot.plan.context} (K/V memory allows no more)",
         model.streams, model.kv_dtype, pages, positions,
-        pages * backend.page_bytes(slot.plan, KV_CODECS[model.kv_dtype]) / (1 << 20),
+        pages * slot.executor.page_bytes / (1 << 20),
     )  # fmt: skip
     return slot
 

@@ -103,11 +103,11 @@ def test_steps_do_not_overlap() -> None:
     thread = threading.Thread(target=executor.run, args=(batch,))
     thread.start()
     assert inside.wait(10)
-    with pytest.raises(ExecutorError, match="while another one runs"):
+    with pytest.raises(ExecutorError, match="submitted while 1 are in flight"):
         executor.run(batch)
-    with pytest.raises(ExecutorError, match="copied while a step runs"):
+    with pytest.raises(ExecutorError, match="copied while a step is in flight"):
         executor.copy_rows(0, 0, 1)
-    with pytest.raises(ExecutorError, match="closed while a step runs"):
+    with pytest.raises(ExecutorError, match="closed while a step is in flight"):
         executor.close()
     go_on.set()
     thread.join()

@@ -22,6 +22,7 @@ import numpy as np
 from seat import Seat
 from tierd.backends import library
 from tierd.backends.profile import OpName, StepProfile
+from tierd.backends.protocol import LogitsResult
 
 Times = dict[str, float]
 
@@ -35,7 +36,7 @@ def decode(seat: Seat, steps: int) -> tuple[list[StepProfile], list[Times]]:
         chosen = time.perf_counter_ns()
         profile = seat.executor.profile(step.batch)
         computed = time.perf_counter_ns()
-        seat.finish(step, profile.logits)
+        seat.finish(step, LogitsResult(profile.logits))
         done = time.perf_counter_ns()
         profiles.append(profile)
         around.append({

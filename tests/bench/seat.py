@@ -6,12 +6,12 @@ from collections.abc import Sequence as Ordered
 from pathlib import Path
 
 from tierd.backends.host import HostBackend, HostExecutor
-from tierd.backends.protocol import Logits
+from tierd.backends.protocol import Result
 from tierd.chat.stops import text_stream
 from tierd.core import Request, SamplingParams, Sequence
+from tierd.engine.flights import counting
 from tierd.engine.sampler import pick, score
 from tierd.engine.scheduler import commit, leave, schedule, settle
-from tierd.models.formats import KV_CODECS
 from tierd.settings import EngineSettings, KVSettings, ModelSettings, Settings
 from tierd.slot import Step, open_slot
 
@@ -27,8 +27,7 @@ class Seat:
         model = ModelSettings(id="bench", path=path, context=context, streams=streams)
         self._backend = HostBackend(settings.engine.threads)
         self.slot = open_slot(model, settings, self._backend)
-        codec = KV_CODECS[model.kv_dtype]
-        self.page_pool_bytes = self.slot.executor.pages * self._backend.page_bytes(self.slot.plan, codec)
+        self.page_pool_bytes = self.slot.executor.pages * self.slot.executor.page_bytes
 
     @property
     def executor(self) -> HostExecutor:
@@ -53,20 +52,22 @@ class Seat:
 
     def begin(self) -> Step:
         """Choose the rows of the next step."""
-        step = self.slot.step = schedule(self.slot)
+        step = schedule(self.slot)
         assert step is not None, "nobody has work"
+        self.slot.steps.append(step)
         return step
 
-    def finish(self, step: Step, logits: Logits) -> None:
+    def finish(self, step: Step, result: Result) -> None:
         """Pick tokens and book them."""
-        settle(self.slot, failed=False)
-        tokens = pick(step, logits)
-        commit(self.slot, step, tokens, score(step, logits, tokens))
+        settle(self.slot, step, failed=False)
+        tokens = pick(step, result, counting(self.slot, step))
+        commit(self.slot, step, tokens, score(step, result, tokens))
 
     def step(self) -> None:
         """Take a whole step."""
         step = self.begin()
-        self.finish(step, self.slot.executor.run(step.batch))
+        self.slot.executor.submit(step.batch)
+        self.finish(step, self.slot.executor.collect())
 
     def run_in(self, prompts: Ordered[Ordered[int]], tokens: int) -> list[Sequence]:
         """Start a stream for each prompt; step until all of them generate, with so many steps left."""

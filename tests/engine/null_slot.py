@@ -46,6 +46,7 @@ def null_slot(
     context: int = 0,
     chunk_rows: int = 16,
     prefix_cache: bool = True,
+    depth: int = 1,
     before_step: Callable[[Batch], None] | None = None,
 ) -> Slot:
     """Return a slot of `pages` pages of four positions. context 0: as many positions as fit."""
@@ -62,6 +63,7 @@ def null_slot(
             page_positions=PAGE_POSITIONS,
             max_rows=chunk_rows + settings.streams,
             vocabulary=tokenizer.vocabulary,
+            depth=depth,
             before_step=before_step,
         ),
         context=context or pages * PAGE_POSITIONS,

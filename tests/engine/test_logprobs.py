@@ -39,9 +39,10 @@ def told(tokens: list[int], **options: object) -> list[tuple[str, list[int]]]:
     slot.waiting.append(sequence)
     events: list[tuple[str, list[int]]] = []
     for i, token in enumerate(tokens):
-        step = slot.step = schedule(slot)
+        step = schedule(slot)
         assert step is not None
-        settle(slot, failed=False)
+        slot.steps.append(step)
+        settle(slot, step, failed=False)
         for _, event in commit(slot, step, [token], [TokenLogprobs(token, -float(i))]):
             if isinstance(event, TextEvent):
                 events.append((event.text, [entry.token for entry in event.logprobs]))

@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 
-import numpy as np
 import pytest
 
+from engine import drive
+from engine.drive import Faults, complete, enqueue, greedy, rows
 from engine.harness import NULL, PATIENCE, Gate, model, running
 from engine.null_slot import PAGE_POSITIONS, null_slot, request
-from tierd.backends.null import NullExecutor
-from tierd.chat.stops import text_stream
-from tierd.core import Batch, Chunk, FailedEvent, FinishedEvent, FinishReason, Request, Sequence, Usage
-from tierd.engine.scheduler import can_admit, commit, leave, schedule, settle
+from tierd.core import Batch, FailedEvent, FinishedEvent, FinishReason, Request, Sequence, Usage
+from tierd.engine.scheduler import can_admit, leave
 from tierd.errors import ExecutorError, ModelNotFoundError, UnavailableError
 from tierd.slot import Slot
 
 ALPHABET = b"abcdefghijklmnopqrstuvwxyz"
 
 
-def enqueue(slot: Slot, *requests: Request) -> list[Sequence]:
-    sequences = [Sequence(r, text_stream(slot.tokenizer, r.stop), list(r.prompt)) for r in requests]
-    slot.waiting.extend(sequences)
-    return sequences
-
-
 def begin(slot: Slot) -> dict[str, int]:
     """Start a step; return how many rows each stream has in it."""
-    step = slot.step = schedule(slot)
-    assert step is not None
-    return {s.request.id: len(c.tokens) for s, c in zip(step.sequences, step.batch.chunks, strict=True)}
-
-
-def complete(slot: Slot) -> None:
-    step = slot.step
-    assert step is not None
-    best = iter(np.argmax(slot.executor.run(step.batch), axis=1).tolist())
-    tokens = [next(best) if chunk.logit_rows else None for chunk in step.batch.chunks]
-    settle(slot, failed=False)
-    commit(slot, step, tokens)
+    return rows(drive.begin(slot))
 
 
 def run(slot: Slot, *requests: Request) -> list[Sequence]:
-    """Serve requests to their end."""
-    sequences = enqueue(slot, *requests)
-    while slot.running or slot.waiting:
-        begin(slot)
-        complete(slot)
+    """Serve requests, and whoever is there, to their end."""
+    sequences = drive.run(slot, *requests)
     assert (slot.pool.used, slot.pool.reserved) == (0, 0)
     return sequences
-
-
-def greedy(prompt: Iterable[int], count: int) -> list[int]:
-    """Continue a prompt in one go, without scheduler, pages or cache."""
-    executor = NullExecutor(pages=1, page_positions=256, max_rows=256)
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(int(np.argmax(executor.run(Batch((Chunk(tokens, 0, (0,), (len(tokens) - 1,)),)))[0])))
-    return tokens
 
 
 def test_the_next_turn_feeds_only_what_is_new() -> None:
@@ -154,15 +123,16 @@ def test_a_cancelled_stream_leaves_what_it_was_fed(steps: int, in_flight: bool) 
 
 @pytest.mark.parametrize("left", [False, True])
 def test_rows_of_a_failed_step_are_not_kept(left: bool) -> None:
-    slot = null_slot(NULL, chunk_rows=6)
+    faults = Faults()
+    slot = null_slot(NULL, chunk_rows=6, before_step=faults)
     (sequence,) = enqueue(slot, request("a", ALPHABET[:13], 9))
     begin(slot)
     complete(slot)
     begin(slot)
     if left:
         leave(slot, sequence)
-    settle(slot, failed=True)
-    leave(slot, sequence)
+    faults.next = True
+    assert drive.ended(complete(slot)) == [sequence] * (not left)
     assert (slot.pool.used, slot.pool.reserved) == (0, 0)
     assert slot.prefixes.match(ALPHABET).positions == 6
     (again,) = run(slot, request("b", ALPHABET[:13], 9))

@@ -15,13 +15,15 @@ from random import Random
 
 import pytest
 
+from engine.drive import begin
 from engine.null_slot import request
 from tierd.backends.host import PAGE_POSITIONS, HostBackend
 from tierd.chat.renderer import encode_prompt
 from tierd.chat.stops import text_stream
 from tierd.core import Request, Sequence
+from tierd.engine.flights import counting
 from tierd.engine.sampler import pick
-from tierd.engine.scheduler import commit, schedule, settle
+from tierd.engine.scheduler import commit, settle
 from tierd.settings import EngineSettings, KVSettings, ModelSettings, Settings
 from tierd.slot import Slot, open_slot
 from tiny import write_gemma3, write_llama
@@ -72,22 +74,21 @@ class Server:
         slot.waiting.extend(each.sequence for each in served.values())
         known: set[str] = set()
         while slot.waiting or slot.running:
-            step = slot.step = schedule(slot)
+            step = begin(slot)
             assert step is not None
             for sequence in slot.running:
                 if sequence.request.id not in known:
                     known.add(sequence.request.id)
                     served[sequence.request.id].formula = formula(sequence.request.prompt, self.fed)
-            logits = slot.executor.run(step.batch)
+            result = slot.executor.collect()
             row = 0
             for sequence, chunk in zip(step.sequences, step.batch.chunks, strict=True):
                 if chunk.logit_rows:
-                    served[sequence.request.id].logits.append(hashlib.sha256(logits[row]).digest())
+                    served[sequence.request.id].logits.append(hashlib.sha256(result.logits(row)).digest())
                     row += 1
-            tokens = pick(step, logits)
-            settle(slot, failed=False)
+            settle(slot, step, failed=False)
             running = list(slot.running)
-            commit(slot, step, tokens)
+            commit(slot, step, pick(step, result, counting(slot, step)))
             self.fed += [s.tokens[: s.fed] for s in running if s not in slot.running]
         assert (slot.pool.used, slot.pool.reserved) == (0, 0)
         assert slot.pool.free > 0, "nothing may be evicted here"

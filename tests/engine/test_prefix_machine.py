@@ -21,29 +21,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine import drive
+from engine.drive import Faults, enqueue
 from engine.harness import model
 from engine.null_slot import PAGE_POSITIONS, null_slot, request
-from tierd.backends.null import NullExecutor
-from tierd.chat.stops import text_stream
-from tierd.core import Batch, Chunk, FinishedEvent, Sequence, TextEvent
-from tierd.engine.scheduler import commit, leave, schedule, settle
+from tierd.core import FailedEvent, FinishedEvent, Sequence, TextEvent
+from tierd.engine.scheduler import leave
 from tierd.kv.prefix import _Entry
 
 STEPS = 10_000
 STEPS_EACH = 50
-JUNK = 255
 # Few different tokens, so that prompts often begin alike.
 PROMPTS = st.integers(1, 14).flatmap(lambda n: st.lists(st.integers(0, 2), min_size=n, max_size=n))
 
 
-@functools.cache
-def greedy(prompt: tuple[int, ...], count: int) -> list[int]:
-    """Continue a prompt in one go, without scheduler, pages or cache."""
-    executor = NullExecutor(pages=1, page_positions=64, max_rows=64)
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(int(np.argmax(executor.run(Batch((Chunk(tokens, 0, (0,), (len(tokens) - 1,)),)))[0])))
-    return tokens
+greedy = functools.cache(drive.greedy)
 
 
 class PrefixMachine(RuleBasedStateMachine):
@@ -54,7 +46,10 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slot = null_slot(model("null", streams=3), pages=self.PAGES, chunk_rows=5)
+        self.faults = Faults()
+        self.slot = null_slot(
+            model("null", streams=3), pages=self.PAGES, chunk_rows=5, before_step=self.faults
+        )
         self.there: list[Sequence] = []  # in order of arrival
         self.left_in_flight: list[Sequence] = []
         self.fed: list[list[int]] = []  # what was given back since the last flush
@@ -66,10 +61,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @rule(prompt=PROMPTS, max_tokens=st.integers(1, 10))
     def submit(self, prompt: list[int], max_tokens: int) -> None:
         self.count += 1
-        r = request(f"r{self.count}", prompt, max_tokens)
-        sequence = Sequence(r, text_stream(self.slot.tokenizer, ()), list(r.prompt))
-        self.there.append(sequence)
-        self.slot.waiting.append(sequence)
+        self.there += enqueue(self.slot, request(f"r{self.count}", prompt, max_tokens))
 
     @precondition(lambda self: self.fed)
     @rule(data=st.data(), tail=st.lists(st.integers(0, 2), max_size=4), max_tokens=st.integers(1, 10))
@@ -79,26 +71,19 @@ class PrefixMachine(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, min(len(history), 5)))
         self.submit([*history[: len(history) - cut], *tail] or [0], max_tokens)
 
-    @precondition(lambda self: self.slot.step is None)
+    @precondition(lambda self: not self.slot.steps)
     @rule()
     def begin(self) -> None:
         slot = self.slot
         before = len(slot.running)
-        slot.step = schedule(slot)
-        assert bool(slot.step) == bool(self.there)
+        assert bool(drive.begin(slot)) == bool(self.there)
         for sequence in slot.running[before:]:
             self.check_cached(sequence.cached, self.formula(sequence))
 
-    @precondition(lambda self: self.slot.step is not None)
+    @precondition(lambda self: self.slot.steps)
     @rule()
     def complete(self) -> None:
-        slot, step = self.slot, self.slot.step
-        assert step is not None
-        best = iter(np.argmax(slot.executor.run(step.batch), axis=1).tolist())
-        tokens = [next(best) if chunk.logit_rows else None for chunk in step.batch.chunks]
-        settle(slot, failed=False)
-        self.those_who_left_are_gone()
-        for sequence, event in commit(slot, step, tokens):
+        for sequence, event in drive.complete(self.slot):
             assert sequence in self.there
             if isinstance(event, FinishedEvent):
                 r = sequence.request
@@ -107,22 +92,17 @@ class PrefixMachine(RuleBasedStateMachine):
                 self.end(sequence)
             else:
                 assert isinstance(event, TextEvent)
+        self.those_who_left_are_gone()
 
-    @precondition(lambda self: self.slot.step is not None)
+    @precondition(lambda self: self.slot.steps)
     @rule()
     def fail(self) -> None:
         """The step fails, after it has spoilt its rows; everybody in it ends."""
-        slot, step = self.slot, self.slot.step
-        assert step is not None
-        slot.executor.run(
-            Batch(tuple(Chunk((JUNK,) * len(c.tokens), c.start, c.pages) for c in step.batch.chunks))
-        )
-        settle(slot, failed=True)
+        self.faults.next = True
+        for sequence, event in drive.complete(self.slot):
+            assert isinstance(event, FailedEvent)
+            self.end(sequence)
         self.those_who_left_are_gone()
-        for sequence in step.sequences:
-            if sequence in self.there:
-                leave(slot, sequence)
-                self.end(sequence)
 
     @precondition(lambda self: self.there)
     @rule(data=st.data())
@@ -229,8 +209,8 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Serve all who are left, then look at the books at rest, and after a flush."""
-        while self.there or self.slot.step:
-            if self.slot.step is None:
+        while self.there or self.slot.steps:
+            if not self.slot.steps:
                 self.begin()
             self.complete()
         self.no_page_is_lost_or_owned_by_another()

@@ -196,7 +196,7 @@ def test_who_can_run_next_is_not_timed_out() -> None:
     assert queue.overdue(slot, limits, 14.9) is None
     late = queue.overdue(slot, limits, 15.0)
     assert late is slot.waiting[2]
-    slot.step = schedule(slot)
+    schedule(slot)
     assert [s.request.id for s in slot.waiting] == ["c"]
     assert queue.ready(slot) == 0
 

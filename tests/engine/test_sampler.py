@@ -8,12 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.null_slot import ByteTokenizer, request
+from tierd.backends.protocol import Logits, LogitsResult
 from tierd.chat.stops import text_stream
 from tierd.core import Batch, Chunk, SamplingParams, Sequence, TokenLogprobs
-from tierd.engine.sampler import measure, pick, pick_token, score
+from tierd.engine import sampler
+from tierd.engine.sampler import measure, pick_token
 from tierd.slot import Step
 
 LOGITS = np.array([0.0, 3.0, 2.5, 3.0, -1.0, 2.0], dtype=np.float32)
+
+
+def pick(step: Step, logits: Logits) -> list[int | None]:
+    """Pick for everybody, where the executor draws nothing."""
+    return sampler.pick(step, LogitsResult(logits), [True] * len(step.sequences))
+
+
+def score(step: Step, logits: Logits, tokens: list[int | None]) -> list[TokenLogprobs | None]:
+    return sampler.score(step, LogitsResult(logits), tokens)
 
 
 def test_temperature_zero_takes_the_lowest_id_of_the_best() -> None:

@@ -1,64 +1,19 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine.drive import begin, complete, ended, enqueue, greedy, rows, run
 from engine.harness import NULL, model
 from engine.null_slot import ByteTokenizer, null_slot, request
-from tierd.backends.null import NullExecutor
-from tierd.chat.stops import text_stream
-from tierd.core import Batch, Chunk, Event, FinishedEvent, FinishReason, Request, Sequence, TextEvent, Usage
+from tierd.core import FinishedEvent, FinishReason, Sequence, TextEvent, Usage
+from tierd.engine.flights import Flight
 from tierd.engine.scheduler import choose_rows, commit, leave, schedule, settle
-from tierd.slot import Slot, Step
+from tierd.slot import Slot
 
 PROMPTS = {f"r{i}": bytes(range(i, 3 * i + 1)) for i in range(8)}
-
-
-def enqueue(slot: Slot, *requests: Request) -> list[Sequence]:
-    sequences = [Sequence(r, text_stream(slot.tokenizer, r.stop), list(r.prompt)) for r in requests]
-    slot.waiting.extend(sequences)
-    return sequences
-
-
-def begin(slot: Slot) -> Step | None:
-    slot.step = schedule(slot)
-    return slot.step
-
-
-def complete(slot: Slot) -> list[tuple[str, Event]]:
-    """Run the slot's step greedily."""
-    step = slot.step
-    assert step is not None
-    best = iter(np.argmax(slot.executor.run(step.batch), axis=1).tolist())
-    tokens = [next(best) if chunk.logit_rows else None for chunk in step.batch.chunks]
-    settle(slot, failed=False)
-    return [(sequence.request.id, event) for sequence, event in commit(slot, step, tokens)]
-
-
-def run(slot: Slot) -> list[tuple[str, Event]]:
-    """Take steps until nobody has work."""
-    events = []
-    while begin(slot):
-        events += complete(slot)
-    return events
-
-
-def greedy(prompt: bytes, count: int) -> list[int]:
-    """Continue a prompt in one go, without the scheduler."""
-    executor = NullExecutor(pages=1, page_positions=256, max_rows=256)
-    tokens = list(prompt)
-    for _ in range(count):
-        batch = Batch((Chunk(tokens, 0, (0,), (len(tokens) - 1,)),))
-        tokens.append(int(np.argmax(executor.run(batch)[0])))
-    return tokens[len(prompt) :]
-
-
-def rows(step: Step | None) -> dict[str, int]:
-    assert step is not None
-    return {s.request.id: len(c.tokens) for s, c in zip(step.sequences, step.batch.chunks, strict=True)}
 
 
 def at_rest(slot: Slot) -> bool:
@@ -70,12 +25,9 @@ def at_rest(slot: Slot) -> bool:
 @pytest.mark.parametrize("streams", [1, 3, 8])
 def test_tokens_do_not_depend_on_chunks_or_company(chunk_rows: int, streams: int) -> None:
     slot = null_slot(model("null", streams=streams), chunk_rows=chunk_rows)
-    sequences = enqueue(slot, *(request(name, prompt, 11) for name, prompt in PROMPTS.items()))
-    events = run(slot)
+    sequences = run(slot, *(request(name, prompt, 11) for name, prompt in PROMPTS.items()))
     for sequence in sequences:
-        prompt = bytes(sequence.request.prompt)
-        assert sequence.tokens[len(prompt) :] == greedy(prompt, 11)
-    assert sum(isinstance(event, FinishedEvent) for _, event in events) == len(PROMPTS)
+        assert sequence.tokens == greedy(sequence.request.prompt, 11)
     assert at_rest(slot)
 
 
@@ -135,8 +87,8 @@ def test_a_paused_stream_keeps_its_pages_and_gets_no_rows() -> None:
     assert paused.pages == pages
     paused.paused = False
     run(slot)
-    assert paused.tokens[2:] == greedy(b"ab", 12)
-    assert other.tokens[2:] == greedy(b"cd", 3)
+    assert paused.tokens == greedy(b"ab", 12)
+    assert other.tokens == greedy(b"cd", 3)
     assert at_rest(slot)
 
 
@@ -155,7 +107,8 @@ def test_a_part_of_a_prompt_asks_for_no_logits() -> None:
 def test_choosing_rows_changes_nothing() -> None:
     slot = null_slot(NULL)
     (a, b) = enqueue(slot, request("a", b"abc"), request("b", b"defg"))
-    assert choose_rows([a, b], 5) == choose_rows([a, b], 5) == [(a, 3), (b, 2)]
+    running = {a: Flight(), b: Flight()}
+    assert choose_rows(running, 5) == choose_rows(running, 5) == [(a, 3), (b, 2)]
     assert (a.fed, b.fed, slot.pool.used) == (0, 0, 0)
 
 
@@ -169,7 +122,9 @@ def test_first_come_first_served_as_pages_allow() -> None:
     assert [s.request.id for s in slot.running] == ["big"]
     assert [s.request.id for s in slot.waiting] == ["next", "small"]
     assert (slot.pool.used, slot.pool.reserved) == (2, 2)
-    ends = [name for name, event in complete(slot) + run(slot) if isinstance(event, FinishedEvent)]
+    ends: list[str] = []
+    while slot.steps or begin(slot):
+        ends += [sequence.request.id for sequence in ended(complete(slot))]
     assert ends == ["big", "small", "next"]
     assert at_rest(slot)
 
@@ -211,7 +166,7 @@ def test_a_stream_may_leave_between_steps(steps: int) -> None:
     leave(slot, leaves)
     leave(slot, leaves)
     run(slot)
-    assert stays.tokens[2:] == greedy(b"ab", 12)
+    assert stays.tokens == greedy(b"ab", 12)
     assert at_rest(slot)
 
 
@@ -228,11 +183,11 @@ def test_pages_of_a_stream_that_left_in_flight_are_freed_after_the_step(steps: i
     assert slot.pool.used == used
     assert leaves.pages
     events = complete(slot)
-    assert "leaves" not in {name for name, _ in events}
+    assert leaves not in [sequence for sequence, _ in events]
     assert len(leaves.tokens) == length
     assert not leaves.pages
     run(slot)
-    assert stays.tokens[2:] == greedy(b"ab", 12)
+    assert stays.tokens == greedy(b"ab", 12)
     assert at_rest(slot)
 
 
@@ -242,9 +197,10 @@ def finish(tokens: list[int], **options: object) -> tuple[str, FinishReason, Usa
     enqueue(slot, request("a", b"?", **options))  # type: ignore[arg-type]
     text = ""
     for token in tokens:
-        step = begin(slot)
+        step = schedule(slot)
         assert step is not None
-        settle(slot, failed=False)
+        slot.steps.append(step)
+        settle(slot, step, failed=False)
         for _, event in commit(slot, step, [token]):
             if isinstance(event, TextEvent):
                 text += event.text
@@ -302,20 +258,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.count += 1
         self.there += enqueue(self.slot, request(f"r{self.count}", prompt, max_tokens))
 
-    @precondition(lambda self: self.slot.step is None)
+    @precondition(lambda self: not self.slot.steps)
     @rule()
     def begin(self) -> None:
         assert bool(begin(self.slot)) == bool(self.there)
 
-    @precondition(lambda self: self.slot.step is not None)
+    @precondition(lambda self: self.slot.steps)
     @rule()
     def complete(self) -> None:
-        ended = {name for name, event in complete(self.slot) if isinstance(event, FinishedEvent)}
-        self.left_in_flight.clear()
-        for sequence in [s for s in self.there if s.request.id in ended]:
+        for sequence in ended(complete(self.slot)):
             self.there.remove(sequence)
-            prompt, count = bytes(sequence.request.prompt), sequence.request.max_tokens
-            assert sequence.tokens[len(prompt) :] == greedy(prompt, count)
+            assert sequence.tokens == greedy(sequence.request.prompt, sequence.request.max_tokens)
+        self.left_in_flight.clear()
 
     @precondition(lambda self: self.there)
     @rule(data=st.data())

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tierd.backends import library
 from tierd.backends.lowering import Lowering, row_stores
 from tierd.backends.profile import StepProfile, name_ops
-from tierd.backends.protocol import Logits
+from tierd.backends.protocol import Logits, LogitsResult
 from tierd.core import Batch
 from tierd.errors import ExecutorError, ModelError
 from tierd.models.formats import KVCodec
@@ -124,6 +124,7 @@ class HostExecutor:
 
     name = "cpu"
     page_positions = PAGE_POSITIONS
+    depth = 1
 
     def __init__(
         self,
@@ -138,6 +139,7 @@ class HostExecutor:
     ) -> None:
         """Use `compile_plan`."""
         self.pages = pages
+        self.page_bytes = page_bytes(plan, codec)
         self.max_rows = max_rows
         self._pool = pool
         self.vocabulary = plan.vocabulary
@@ -159,6 +161,7 @@ class HostExecutor:
         self._page_tables = np.zeros((0, 0), np.int32)
         self._logits: Logits = np.empty((0, plan.vocabulary), np.float32)
         self._step = self._ffi.new("hk_step *")
+        self._submitted = Batch(())
 
     def _create(self, file: GGUFFile, lowering: Lowering, codec: KVCodec, pool: ThreadPool) -> Any:
         new = self._ffi.new
@@ -197,8 +200,16 @@ class HostExecutor:
         spec.codec, spec.pages, spec.max_rows = codec.id, self.pages, self.max_rows
         return self._lib.hk_model_create(spec, pool.handle)
 
+    def submit(self, batch: Batch) -> None:
+        """See `Executor.submit`. What does not fit is found by `collect`."""
+        self._submitted = batch
+
+    def collect(self) -> LogitsResult:
+        """See `Executor.collect`. Raises ExecutorError for what would lead the kernels astray."""
+        return LogitsResult(self.run(self._submitted))
+
     def run(self, batch: Batch) -> Logits:
-        """See `Executor.run`."""
+        """Submit a batch and collect it: its logits, shape (batch.logit_rows, vocabulary)."""
         self._load(batch)
         with self._pool.lock:
             self._lib.hk_model_step(self._handle, self._step)

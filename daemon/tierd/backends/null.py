@@ -7,26 +7,31 @@ lost, shared by mistake, or written at the wrong place changes what comes out, a
 from __future__ import annotations
 
 import hashlib
-import threading
+from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from tierd.backends.protocol import Executor, Logits
-from tierd.core import Batch, Chunk
+from tierd.backends.protocol import Executor, Logits, LogitsResult
+from tierd.core import Batch, Chunk, Draw
 from tierd.errors import ExecutorError
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan, RowStore
 
 _EMPTY = -1
+_JUNK = -2  # of a failed step, or in the place of a token that was not drawn
 
 
 class NullExecutor:
     """Runs batches without a model. Raises ExecutorError for whatever would be a fault in a real one.
 
-    before_step: called in `run` with the batch; may wait, and may raise to play a fault.
+    page_bytes: what it says that a page takes.
+    depth: with more than 1 it draws tokens, but only where that takes no chance and no change of logits.
+    before_step: called in `collect` with the batch; may wait, and may raise to play a fault.
     """
 
     def __init__(
@@ -35,53 +40,85 @@ class NullExecutor:
         name: str = "null",
         pages: int,
         page_positions: int = 4,
+        page_bytes: int = 0,
         max_rows: int = 64,
         vocabulary: int = 258,
+        depth: int = 1,
         before_step: Callable[[Batch], None] | None = None,
     ) -> None:
         self.name = name
         self.pages = pages
         self.page_positions = page_positions
+        self.page_bytes = page_bytes
         self.max_rows = max_rows
         self.vocabulary = vocabulary
+        self.depth = depth
         self._before_step = before_step
         self._tokens = np.full((pages, page_positions), _EMPTY, dtype=np.int64)
-        self._logits = np.empty((0, vocabulary), dtype=np.float32)
-        self._busy = threading.Lock()
+        self._submitted: deque[Batch] = deque()  # and not collected
+        self._previous = Batch(())  # submitted last
+        self._drawn: tuple[int | None, ...] = ()  # for the rows of the step that was collected last
+        self._valid: deque[Logits] = deque()  # results that may still be looked at
         self._closed = False
 
-    def run(self, batch: Batch) -> Logits:
-        """Write the batch's tokens into their pages, then hash each wanted row's history from there."""
-        if not self._busy.acquire(blocking=False):
-            raise ExecutorError("a step was started while another one runs")
+    def submit(self, batch: Batch) -> None:
+        """See Executor.submit."""
+        if self._closed:
+            raise ExecutorError("a step was submitted after the executor was closed")
+        if len(self._submitted) >= self.depth:
+            raise ExecutorError(f"a step was submitted while {self.depth} are in flight")
+        self._check(batch)
+        self._submitted.append(batch)
+        self._previous = batch
+
+    def collect(self) -> LogitsResult:
+        """Run the oldest step: write its tokens into their pages, hash each row's history from there."""
+        batch = self._submitted[0]
+        drawn, self._drawn = self._drawn, (None,) * batch.logit_rows
+        if len(self._valid) == self.depth:
+            self._valid.popleft().fill(np.nan)
         try:
-            self._logits.fill(np.nan)  # the last result is no longer valid
             if self._before_step is not None:
                 self._before_step(batch)
-            self._check(batch)
+            logits = self._logits(batch, drawn)
+        except BaseException:
             for chunk in batch.chunks:
-                self._store(chunk)
-            rows = [self._row(chunk, offset) for chunk in batch.chunks for offset in chunk.logit_rows]
-            self._logits = np.array(rows, dtype=np.float32).reshape(len(rows), self.vocabulary)
-            return self._logits
+                self._store(replace(chunk, tokens=(_JUNK,) * len(chunk.tokens)))
+            raise
         finally:
-            self._busy.release()
+            self._submitted.popleft()
+        self._valid.append(logits)
+        if self.depth > 1:
+            self._drawn = tuple(map(_draw, batch.draws, logits))
+        return LogitsResult(logits, self._drawn)
+
+    def run(self, batch: Batch) -> Logits:
+        """Submit a batch and collect it: its logits, shape (batch.logit_rows, vocabulary)."""
+        self.submit(batch)
+        self.collect()
+        return self._valid[-1]
 
     def copy_rows(self, source: int, target: int, positions: int) -> None:
         """Copy the tokens that stand for the rows. Rows that were never fed are a fault."""
-        if self._busy.locked():
-            raise ExecutorError("rows were copied while a step runs")
+        in_flight = tuple(self._submitted)
+        if in_flight and self.depth == 1:
+            raise ExecutorError("rows were copied while a step is in flight")
         self._check_page(source)
         self._check_page(target)
+        for chunk in (chunk for batch in in_flight for chunk in batch.chunks):
+            if target in chunk.pages or source in self._written(chunk):
+                raise ExecutorError(
+                    f"page {source} was copied to page {target} while a step works on one of them"
+                )
         rows = self._tokens[source, :positions]
-        if source == target or len(rows) != positions or (rows == _EMPTY).any():
+        if source == target or len(rows) != positions or (rows < 0).any():
             raise ExecutorError(f"{positions} rows cannot be copied from page {source} to page {target}")
         self._tokens[target, :positions] = rows
 
     def close(self) -> None:
         """Refuse all further steps."""
-        if self._busy.locked():
-            raise ExecutorError("closed while a step runs")
+        if self._submitted:
+            raise ExecutorError("closed while a step is in flight")
         self._closed = True
 
     @property
@@ -90,10 +127,10 @@ class NullExecutor:
         return self._closed
 
     def _check(self, batch: Batch) -> None:
-        if self._closed:
-            raise ExecutorError("a step was started after the executor was closed")
         if not 0 < batch.rows <= self.max_rows:
             raise ExecutorError(f"a batch of {batch.rows} rows; 1 to {self.max_rows} are possible")
+        if batch.draws and len(batch.draws) != batch.logit_rows:
+            raise ExecutorError(f"{len(batch.draws)} draws from {batch.logit_rows} rows of logits")
         for chunk in batch.chunks:
             end = chunk.start + len(chunk.tokens)
             if chunk.start < 0 or end > len(chunk.pages) * self.page_positions:
@@ -102,15 +139,32 @@ class NullExecutor:
                 )
             for page in chunk.pages:
                 self._check_page(page)
-            for token in chunk.tokens:
-                if not 0 <= token < self.vocabulary:
-                    raise ExecutorError(f"token {token} does not exist; there are {self.vocabulary}")
+            self._check_tokens(chunk)
             if any(not 0 <= offset < len(chunk.tokens) for offset in chunk.logit_rows):
                 raise ExecutorError(f"logit rows {chunk.logit_rows} of a chunk of {len(chunk.tokens)} tokens")
 
     def _check_page(self, page: int) -> None:
         if not 0 <= page < self.pages:
             raise ExecutorError(f"page {page} does not exist; there are {self.pages}")
+
+    def _check_tokens(self, chunk: Chunk) -> None:
+        lowest = -len(self._previous.draws) if self.depth > 1 and len(chunk.tokens) == 1 else 0
+        for token in chunk.tokens:
+            if not lowest <= token < self.vocabulary:
+                raise ExecutorError(f"token {token} does not exist; there are {self.vocabulary}")
+
+    def _logits(self, batch: Batch, drawn: tuple[int | None, ...]) -> Logits:
+        """Feed a batch whose tokens below 0 stand for what was drawn."""
+        for chunk in batch.chunks:
+            tokens = [token if token >= 0 else drawn[-1 - token] for token in chunk.tokens]
+            self._store(replace(chunk, tokens=[_JUNK if token is None else token for token in tokens]))
+        rows = [self._row(chunk, offset) for chunk in batch.chunks for offset in chunk.logit_rows]
+        return np.array(rows, dtype=np.float32).reshape(len(rows), self.vocabulary)
+
+    def _written(self, chunk: Chunk) -> Ordered[int]:
+        """Return the pages that a chunk writes."""
+        last = chunk.start + len(chunk.tokens) - 1
+        return chunk.pages[chunk.start // self.page_positions : last // self.page_positions + 1]
 
     def _store(self, chunk: Chunk) -> None:
         for position, token in enumerate(chunk.tokens, chunk.start):
@@ -125,6 +179,11 @@ class NullExecutor:
         digest = hashlib.blake2b(history.tobytes(), digest_size=16).digest()
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
         return generator.random(self.vocabulary, dtype=np.float32)
+
+
+def _draw(draw: Draw, logits: Logits) -> int | None:
+    """Pick the most likely token, or none where another may be wanted."""
+    return int(np.argmax(logits)) if draw.temperature == 0 and not draw.adjustments else None
 
 
 class NullBackend:
@@ -160,6 +219,7 @@ class NullBackend:
             name=self.name,
             pages=pages,
             page_positions=self.page_positions,
+            page_bytes=self.page_bytes(plan, codec),
             max_rows=max_rows,
             vocabulary=plan.vocabulary,
             before_step=self._before_step,

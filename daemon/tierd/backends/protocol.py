@@ -1,11 +1,12 @@
 """What the engine may ask of a backend.
 
 A `Backend` is a device. It compiles a plan into an `Executor`. An executor is owned by the engine
-thread; `run` is the one call made from its runner thread, one at a time.
+thread, which submits steps; `collect` is the one call made from its runner thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from typing import Protocol
 
 import numpy as np
@@ -19,34 +20,72 @@ from tierd.models.plan import Plan
 Logits = npt.NDArray[np.float32]
 
 
+class Result(Protocol):
+    """What a step has brought, by rows of logits; valid until `depth` more steps are collected."""
+
+    def drawn(self, row: int) -> int | None:
+        """Return the token that the executor has drawn for a row; None where its logits must be looked at."""
+
+    def logits(self, row: int) -> Logits:
+        """Return a row's logits, shape (vocabulary,), as the model has them."""
+
+
+class LogitsResult:
+    """A result whose logits are all there, shape (rows, vocabulary). drawn: of each row; () when none are."""
+
+    def __init__(self, logits: Logits, drawn: Ordered[int | None] = ()) -> None:
+        self._logits = logits
+        self._drawn = drawn
+
+    def drawn(self, row: int) -> int | None:
+        """See Result."""
+        return self._drawn[row] if self._drawn else None
+
+    def logits(self, row: int) -> Logits:
+        """See Result."""
+        logits: Logits = self._logits[row]
+        return logits
+
+
 class Executor(Protocol):
     """A plan compiled for one device, with its weights and its K/V pages.
 
     name: its device. Executors of one name share a runner: their steps take turns.
     page_positions: positions held by one page of K/V.
+    page_bytes: of one page, all layers.
     pages: number of pages; ids run from 0 to pages - 1.
     max_rows: most rows one batch may hold.
     vocabulary: length of one row of logits.
+    depth: how many steps may be submitted and not collected. With more than 1 it draws tokens, and a step may
+    refer to those of the step before.
     """
 
     name: str
     page_positions: int
+    page_bytes: int
     pages: int
     max_rows: int
     vocabulary: int
+    depth: int
 
-    def run(self, batch: Batch) -> Logits:
-        """Feed the batch's rows and return logits, shape (batch.logit_rows, vocabulary).
+    def submit(self, batch: Batch) -> None:
+        """Take a batch over, to be fed when those before it are done. Never blocks.
 
-        Writes the rows' K/V into their pages. The result is valid until the next `run`. Blocks, with
-        the GIL released. Raises ExecutorError; the K/V of the batch's rows is then undefined.
+        Raises ExecutorError for a batch that does not fit; it is then as if it had not been submitted.
+        """
+
+    def collect(self) -> Result:
+        """Wait for the oldest step that was submitted, with the GIL released, and return its result.
+
+        Its rows' K/V is in their pages then. Raises ExecutorError: then that K/V is undefined, and so is what
+        the steps behind it bring for the streams whose rows these were, but for no others.
         """
 
     def copy_rows(self, source: int, target: int, positions: int) -> None:
-        """Copy the K/V of a page's first positions, every layer, into another page.
+        """Copy the K/V of a page's first positions, every layer, into another page, before the next step.
 
-        Called from the engine thread while no `run` is in progress; takes no longer than a page's bytes
-        need to be copied.
+        Called from the engine thread while no step in flight writes the source or knows the target, and
+        none at all is where `depth` is 1; takes no longer than a page's bytes need to be copied.
         """
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
-from tierd.backends.protocol import Logits
+from tierd.backends.protocol import Result
 from tierd.chat.stops import text_stream
 from tierd.core import (
     Event,
@@ -28,6 +28,7 @@ from tierd.core import (
 )
 from tierd.engine import queue
 from tierd.engine.catalogue import Catalogue, describe
+from tierd.engine.flights import counting
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import (
     Cancel,
@@ -100,7 +101,7 @@ class Loop:
 
     def run(self) -> None:
         """Take turns until a Stop has come and all that was going on then is over."""
-        while not self._stopping or self._loads or any(slot.step for slot in self._slots.values()):
+        while not self._stopping or self._loads or any(slot.steps for slot in self._slots.values()):
             self._receive()
             self._expire()
             for device in self._devices.values():
@@ -150,18 +151,28 @@ class Loop:
 
     def _feed(self, device: Device) -> None:
         """Give the device steps, in turns that are fair to its models."""
-        idle = {
+        ready = {
             slot.id: slot
             for slot in self._slots.values()
-            if slot.executor.name == device.name and slot.step is None and (slot.running or slot.waiting)
+            if slot.executor.name == device.name and slot.has_room and (slot.running or slot.waiting)
         }
-        while order := device.turns.order(idle):
-            slot = idle.pop(order[0])
-            if step := schedule(slot):
-                slot.step = step
-                device.run(slot, step)
-                for sequence in self._ledger.scheduled(slot, step):
-                    self._emit(sequence.request.id, StartedEvent())
+        while order := device.turns.order(ready):
+            slot = ready[order[0]]
+            step = schedule(slot)
+            if step is not None:
+                self._submit_step(device, slot, step)
+            if step is None or not slot.has_room:
+                del ready[slot.id]
+
+    def _submit_step(self, device: Device, slot: Slot, step: Step) -> None:
+        slot.steps.append(step)
+        for sequence in self._ledger.scheduled(slot, step):
+            self._emit(sequence.request.id, StartedEvent())
+        try:
+            device.run(slot, step)
+        except Exception as error:
+            settle(slot, step, failed=True)
+            self._complete(slot, step, error, 0.0)
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -175,7 +186,7 @@ class Loop:
             case StepDone(slot, step, result, seconds):
                 self._devices[slot.executor.name].turns.end(slot.id, seconds)
                 self._slots[slot.id] = self._slots.pop(slot.id)
-                settle(slot, failed=isinstance(result, Exception))
+                settle(slot, step, failed=isinstance(result, Exception))
                 self._complete(slot, step, result, seconds)
             case Load():
                 self._load(message)
@@ -216,11 +227,11 @@ class Loop:
             slot, sequence = self._live[request_id]
             self._end(slot, sequence, FinishedEvent(FinishReason.CANCELLED, usage(sequence)))
 
-    def _complete(self, slot: Slot, step: Step, result: Logits | Exception, seconds: float) -> None:
+    def _complete(self, slot: Slot, step: Step, result: Result | Exception, seconds: float) -> None:
         try:
             if isinstance(result, Exception):
                 raise result
-            tokens = pick(step, result)
+            tokens = pick(step, result, counting(slot, step))
             self._ledger.stepped(slot, step, tokens, seconds)
             for sequence, event in commit(slot, step, tokens, score(step, result, tokens)):
                 if isinstance(event, TerminalEvent):
@@ -233,7 +244,8 @@ class Loop:
             if not isinstance(error, TierdError):
                 error = ExecutorError(f"{slot.id}: {type(error).__name__} in a step: {error}; try again")
             for sequence in step.sequences:
-                self._end(slot, sequence, FailedEvent(error))
+                if sequence not in step.void:  # else it has lost nothing
+                    self._end(slot, sequence, FailedEvent(error))
 
     def _send(self, sequence: Sequence) -> None:
         if self._readers.send(sequence, time.monotonic()):

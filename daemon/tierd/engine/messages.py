@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from tierd.backends.protocol import Logits
+from tierd.backends.protocol import Result
 from tierd.core import Request
 from tierd.engine.catalogue import CatalogueEntry
 from tierd.settings import ModelSettings
@@ -77,7 +77,7 @@ class StepDone:
 
     slot: Slot
     step: Step
-    result: Logits | Exception
+    result: Result | Exception
     seconds: float
 
 

@@ -1,4 +1,4 @@
-"""A device: whose turn it is, and the thread that takes a step, runs it and posts its completion."""
+"""A device: whose turn it is, and the thread that waits for its steps and posts their completion."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 import time
 from queue import SimpleQueue
 
-from tierd.backends.protocol import Logits
+from tierd.backends.protocol import Result
 from tierd.engine.messages import Message, StepDone
 from tierd.engine.turns import Turns
 from tierd.slot import Slot, Step
 
 
 class Device:
-    """Runs the steps of all slots of one device in the order they come, one at a time.
+    """Runs the steps of all slots of one device in the order they come.
 
     turns: who may give it the next one.
     """
@@ -28,7 +28,11 @@ class Device:
         self._thread.start()
 
     def run(self, slot: Slot, step: Step) -> None:
-        """Run the slot's step once those before it are done; its turn begins. Never blocks."""
+        """Run the slot's step once those before it are done; its turn begins. Never blocks.
+
+        Raises what the executor does when it does not take the step; then there is no turn.
+        """
+        slot.executor.submit(step.batch)
         self.turns.begin(slot.id)
         self._steps.put((slot, step))
 
@@ -44,9 +48,9 @@ class Device:
         while (work := self._steps.get()) is not None:
             slot, step = work
             started = time.monotonic()
-            result: Logits | Exception
+            result: Result | Exception
             try:
-                result = slot.executor.run(step.batch)
+                result = slot.executor.collect()
             except Exception as error:  # whatever a backend raises is this step's failure, not the thread's
                 result = error
             self._inbox.put(StepDone(slot, step, result, time.monotonic() - started))

@@ -15,36 +15,57 @@ import numpy as np
 import numpy.typing as npt
 
 from tierd.backends import library
-from tierd.backends.protocol import Logits
-from tierd.core import SamplingParams, Sequence, TokenLogprobs
+from tierd.backends.protocol import Result
+from tierd.core import Draw, SamplingParams, Sequence, TokenLogprobs
 from tierd.slot import Step
 
 Row = npt.NDArray[np.float32]
 
 
-def pick(step: Step, logits: Logits) -> list[int | None]:
+def draw(sequence: Sequence, position: int, vocabulary: int) -> Draw:
+    """Say how an executor is to pick the token of a sequence that stands at `position`, as `pick` would."""
+    params = sequence.request.sampling
+    return Draw(
+        adjustments=_adjustments(sequence),
+        temperature=params.temperature,
+        top_k=min(params.top_k, vocabulary),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        uniform=library.uniform(params.seed % 2**64, position) if params.temperature else 0.0,
+        scored=sequence.request.top_logprobs is not None,
+    )
+
+
+def pick(step: Step, result: Result, wanted: Ordered[bool]) -> list[int | None]:
     """Return the next token of each of the step's sequences; None where its prompt is not fed whole yet.
 
-    logits: shape (step.batch.logit_rows, vocabulary), at most one row for a chunk; they are left as they are.
+    wanted: for each sequence, whether anybody cares; None where not. What the executor has drawn is taken,
+    and noted as `foreseen`; the rest is picked from the logits, which are left as they are.
     """
-    rows = iter(logits)
-    return [
-        _pick(next(rows), sequence) if chunk.logit_rows else None
-        for chunk, sequence in zip(step.batch.chunks, step.sequences, strict=True)
-    ]
+    tokens: list[int | None] = []
+    row = 0
+    for chunk, sequence, cares in zip(step.batch.chunks, step.sequences, wanted, strict=True):
+        token = None
+        if chunk.logit_rows and cares:
+            drawn = result.drawn(row)
+            sequence.foreseen = -1 if drawn is None else drawn
+            token = _pick(result.logits(row), sequence) if drawn is None else drawn
+        tokens.append(token)
+        row += len(chunk.logit_rows)
+    return tokens
 
 
-def score(step: Step, logits: Logits, tokens: Ordered[int | None]) -> list[TokenLogprobs | None]:
+def score(step: Step, result: Result, tokens: Ordered[int | None]) -> list[TokenLogprobs | None]:
     """Return the log-probabilities of picked tokens; None where there is no token or nobody asks.
 
-    logits, tokens: what `pick` was given and returned.
+    result, tokens: what `pick` was given and returned.
     """
-    rows = iter(logits)
     scores: list[TokenLogprobs | None] = []
-    for sequence, token in zip(step.sequences, tokens, strict=True):
-        row = None if token is None else next(rows)
+    row = 0
+    for chunk, sequence, token in zip(step.batch.chunks, step.sequences, tokens, strict=True):
         top = sequence.request.top_logprobs
-        scores.append(None if row is None or token is None or top is None else measure(row, token, top))
+        scores.append(None if token is None or top is None else measure(result.logits(row), token, top))
+        row += len(chunk.logit_rows)
     return scores
 
 
@@ -95,12 +116,39 @@ def penalise(row: Row, params: SamplingParams, tokens: npt.NDArray[np.int32], pr
     )
 
 
+def _history(sequence: Sequence) -> npt.NDArray[np.int32]:
+    """Return a sequence's tokens as an array, brought up to date."""
+    sequence.history.extend(sequence.tokens[len(sequence.history) :])
+    return np.frombuffer(sequence.history, np.int32)
+
+
+def _adjustments(sequence: Sequence) -> tuple[tuple[int, float, float, float], ...]:
+    """Return what `bias` and `penalise` do to single logits, as `Draw.adjustments`: numbers of float32."""
+    params = sequence.request.sampling
+    plus = {id: float(np.float32(amount)) for id, amount in params.logit_bias}
+    if not params.penalises:
+        return tuple((id, amount, 1.0, 0.0) for id, amount in plus.items())
+    tokens = _history(sequence)
+    prompt = len(sequence.request.prompt)
+    start = max(0, len(tokens) - params.penalty_window) if params.penalty_window else 0
+    ids = np.unique(tokens[start:])
+    generated, counts = np.unique(tokens[max(start, prompt) :], return_counts=True)
+    minus = np.zeros(ids.size, np.float32)
+    minus[np.searchsorted(ids, generated)] = np.float32(params.presence_penalty) + np.float32(
+        params.frequency_penalty
+    ) * counts.astype(np.float32)
+    repeat = float(np.float32(params.repeat_penalty))
+    changes = {id: (amount, 1.0, 0.0) for id, amount in plus.items()}
+    for id, off in zip(ids.tolist(), minus.tolist(), strict=True):
+        changes[id] = (plus.get(id, 0.0), repeat, off)
+    return tuple((id, *change) for id, change in changes.items())
+
+
 def _pick(row: Row, sequence: Sequence) -> int:
-    params, history = sequence.request.sampling, sequence.history
+    params = sequence.request.sampling
     if params.logit_bias or params.penalises:
         row = row.copy()
         bias(row, params)
     if params.penalises:
-        history.extend(sequence.tokens[len(history) :])
-        penalise(row, params, np.frombuffer(history, np.int32), len(sequence.request.prompt))
+        penalise(row, params, _history(sequence), len(sequence.request.prompt))
     return pick_token(row, params, len(sequence.tokens))

@@ -5,16 +5,21 @@ a running stream never runs dry, and one that waits is not overtaken. What the p
 its prompt is not fed again: whole pages are shared, so they need no reserve, and of a page that is
 partly equal the rows are copied. Every step holds one row for each stream that generates and up to
 `chunk_rows` rows of prompts, oldest stream first: one pass over the weights for all of them.
+
+An executor that draws tokens is given a step before the last one is done. Its rows then refer to tokens that
+nobody has seen yet. A row that turns out to have been fed something else than what became of its stream is
+void: it counts for nothing, and what it has written is written again or never looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 
 from tierd.core import (
     Batch,
     Chunk,
+    Draw,
     Event,
     FinishedEvent,
     FinishReason,
@@ -23,20 +28,32 @@ from tierd.core import (
     TokenLogprobs,
     Usage,
 )
+from tierd.engine.flights import Flight, counting, flights
+from tierd.engine.sampler import draw
 from tierd.slot import Slot, Step
 
 
 def schedule(slot: Slot) -> Step | None:
     """Admit who fits, choose rows, take the pages they fill. None when nobody has work.
 
-    The slot must rest: `slot.step` is None.
+    The executor must have room for another step: `slot.has_room`.
     """
     while can_admit(slot):
         admit(slot)
-    rows = choose_rows(slot.running, slot.chunk_rows)
+    there = flights(slot)
+    rows = choose_rows(there, slot.chunk_rows)
     if not rows:
         return None
-    return Step(Batch(tuple(_chunk(slot, *row) for row in rows)), tuple(sequence for sequence, _ in rows))
+    sequences = tuple(sequence for sequence, _ in rows)
+    chunks = tuple(_chunk(slot, sequence, there[sequence], count) for sequence, count in rows)
+    draws: tuple[Draw, ...] = ()
+    if slot.executor.depth > 1:
+        draws = tuple(
+            draw(sequence, chunk.start + len(chunk.tokens), slot.executor.vocabulary)
+            for sequence, chunk in zip(sequences, chunks, strict=True)
+            if chunk.logit_rows
+        )
+    return Step(Batch(chunks, draws), sequences)
 
 
 def can_admit(slot: Slot) -> bool:
@@ -71,23 +88,36 @@ def admit(slot: Slot) -> None:
     slot.running.append(sequence)
 
 
-def choose_rows(running: Iterable[Sequence], chunk_rows: int) -> list[tuple[Sequence, int]]:
+def choose_rows(running: Mapping[Sequence, Flight], chunk_rows: int) -> list[tuple[Sequence, int]]:
     """Return (sequence, number of rows) for the next step, in the order of `running`. Pure.
 
     Who generates gets a row in every step, whoever prefills. Prompts share `chunk_rows` oldest first, so
     each of them is done after the rows of those before it and its own, whatever comes later.
     """
     rows: list[tuple[Sequence, int]] = []
-    for sequence in running:
+    for sequence, flight in running.items():
         if sequence.paused:
             continue
-        if sequence.generated:
+        if flight.tokens:
+            if _can_look_ahead(sequence, flight):
+                rows.append((sequence, 1))
+        elif sequence.generated:
             rows.append((sequence, 1))
         elif chunk_rows:
-            count = min(len(sequence.tokens) - sequence.fed, chunk_rows)
+            count = min(len(sequence.tokens) - sequence.fed - flight.rows, chunk_rows)
             chunk_rows -= count
             rows.append((sequence, count))
     return rows
+
+
+def _can_look_ahead(sequence: Sequence, flight: Flight) -> bool:
+    """Whether the token in flight may be fed unseen: it is not the last, and no penalty hangs on it."""
+    request = sequence.request
+    return (
+        flight.latest is not None
+        and sequence.generated + flight.tokens < request.max_tokens
+        and not request.sampling.penalises
+    )
 
 
 def commit(
@@ -95,19 +125,24 @@ def commit(
 ) -> list[tuple[Sequence, Event]]:
     """Book a finished step; return the events of its sequences, in order.
 
-    tokens: the next token of each sequence of the step, None where its prompt is not fed whole yet.
-    scores: their log-probabilities, None where nobody asks; () when nobody does at all.
+    tokens: the next token of each sequence of the step, None where its prompt is not fed whole yet or its row
+    is void. scores: their log-probabilities, None where nobody asks; () when nobody does at all.
     What a sequence that has left meanwhile would have got is thrown away.
     """
     events: list[tuple[Sequence, Event]] = []
     scores = scores or (None,) * len(tokens)
-    for sequence, chunk, token, score in zip(step.sequences, step.batch.chunks, tokens, scores, strict=True):
-        if sequence not in slot.running:
+    counts = counting(slot, step)
+    for sequence, chunk, counted, token, score in zip(
+        step.sequences, step.batch.chunks, counts, tokens, scores, strict=True
+    ):
+        if not counted:
             continue
         sequence.fed += len(chunk.tokens)
         if token is None:
             continue
         sequence.tokens.append(token)
+        if token != sequence.foreseen:
+            _void(slot, sequence)
         text, reason = _advance(slot, sequence, token)
         told = _tell(sequence, score) if score is not None else ()
         if text or told:
@@ -125,24 +160,24 @@ def leave(slot: Slot, sequence: Sequence) -> None:
     """
     if sequence in slot.running:
         slot.running.remove(sequence)
-        if slot.step is None or sequence not in slot.step.sequences:
+        if not any(sequence in step.sequences for step in slot.steps):
             _give_back(slot, sequence)
     elif sequence in slot.waiting:
         slot.waiting.remove(sequence)
 
 
-def settle(slot: Slot, *, failed: bool) -> None:
-    """Note that the slot's step is over; give back the pages of those who left while it ran.
+def settle(slot: Slot, step: Step, *, failed: bool) -> None:
+    """Note that a step of the slot is over; give back the pages of those who left while it ran.
 
-    failed: the K/V of the step's rows is not valid.
+    failed: the K/V of the step's rows is not valid. That of rows that were fed unseen tokens is not kept.
     """
-    step, slot.step = slot.step, None
-    if step is None:
-        return
+    slot.steps.remove(step)
     for sequence, chunk in zip(step.sequences, step.batch.chunks, strict=True):
         if sequence not in slot.running:
-            sequence.fed += 0 if failed else len(chunk.tokens)
-            _give_back(slot, sequence)
+            if not failed and chunk.tokens[0] >= 0 and sequence.fed == chunk.start:
+                sequence.fed += len(chunk.tokens)
+            if not any(sequence in later.sequences for later in slot.steps):
+                _give_back(slot, sequence)
 
 
 def usage(sequence: Sequence) -> Usage:
@@ -179,15 +214,23 @@ def _advance(slot: Slot, sequence: Sequence, token: int) -> tuple[str, FinishRea
     return text, None
 
 
-def _chunk(slot: Slot, sequence: Sequence, count: int) -> Chunk:
-    end = sequence.fed + count
+def _void(slot: Slot, sequence: Sequence) -> None:
+    """Note that a sequence's rows in flight were fed something else than the token that it got."""
+    for step in slot.steps:
+        if sequence in step.sequences:
+            step.void.add(sequence)
+
+
+def _chunk(slot: Slot, sequence: Sequence, flight: Flight, count: int) -> Chunk:
+    start = sequence.fed + flight.rows
+    end = start + count
     while len(sequence.pages) * slot.executor.page_positions < end:
         sequence.pages.append(_take(slot))
     return Chunk(
-        tokens=tuple(sequence.tokens[sequence.fed : end]),
-        start=sequence.fed,
+        tokens=(-1 - flight.latest,) if flight.latest is not None else tuple(sequence.tokens[start:end]),
+        start=start,
         pages=tuple(sequence.pages),
-        logit_rows=(count - 1,) if end == len(sequence.tokens) else (),
+        logit_rows=(count - 1,) if end >= len(sequence.tokens) else (),
     )
 
 

@@ -41,19 +41,24 @@ class Turns:
         self._accounts[model] = Account(weight, self._now)
 
     def order(self, candidates: Iterable[str]) -> list[str]:
-        """Return who of the models that have work and no turn may go next, the best first. Pure.
+        """Return who of the models that have work for another turn may go next, the best first. Pure.
 
         Nobody while turns are given out as deep as may be, nor one whose turn would begin later than
         the next one of the model that runs.
         """
         if len(self._given) >= DEPTH:
             return []
-        waiting = sorted(candidates, key=lambda model: max(self._accounts[model].next, self._now))
+        waiting = sorted(candidates, key=self._beginning)
         if not self._given:
             return waiting
-        running = self._accounts[self._given[0]]
-        again = running.next + running.seconds / running.weight
-        return [model for model in waiting if max(self._accounts[model].next, self._now) <= again]
+        again = self._beginning(self._given[0])
+        return [model for model in waiting if self._beginning(model) <= again]
+
+    def _beginning(self, model: str) -> float:
+        """Return when a model's next turn would begin, the turns that it has taken as long as its last."""
+        account, given = self._accounts[model], self._given.count(model)
+        taken = given * account.seconds / account.weight if given else 0.0
+        return max(account.next, self._now) + taken
 
     def begin(self, model: str) -> None:
         """Give a model a turn."""
