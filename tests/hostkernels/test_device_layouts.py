@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from device_planes import read_blocks, read_floats
 from hostkernels import calls
 from hostkernels.calls import Bytes, Floats, Planes
 from tierd.backends import library
@@ -33,74 +31,12 @@ JUNK = 0xA5
 
 every_format = pytest.mark.parametrize("entry", WEIGHT_FORMATS.values(), ids=lambda entry: entry.name)
 
-Array = npt.NDArray[Any]
-
-
-def _nibbles(units: Array) -> Array:
-    return np.concatenate([units & 15, units >> 4], axis=-1).astype(np.int64)
-
-
-def _bits(words: Array) -> Array:
-    """(..., 1) words -> (..., 32) bits."""
-    return (words >> np.arange(32, dtype=np.uint32) & 1).astype(np.int64)
-
-
-def _pairs(words: Array) -> Array:
-    """(..., 2) words -> (..., 32) pairs of bits."""
-    pairs = words[..., None] >> np.arange(0, 32, 2, dtype=np.uint32) & 3
-    return pairs.reshape(*words.shape[:-1], 32).astype(np.int64)
-
-
-def _halves(words: Array) -> Array:
-    """(..., 1) words -> (..., 2) halves."""
-    return np.ascontiguousarray(words).view("<f2")
-
-
-def _spread(numbers: Array) -> Floats:
-    """One number of a block, or one of each half, -> one of each column."""
-    return np.repeat(numbers.astype(np.float32), 32 // numbers.shape[-1], axis=-1)
-
 
 def unpack(layout: str, planes: Planes, rows: int, columns: int) -> Floats:
-    """Return the values of all whole groups and blocks; written from the planes' description alone."""
-    groups, blocks = -(-rows // 32), -(-columns // 32)
-
-    def read(plane: Bytes, dtype: str, units: int = 1) -> Array:
-        """(rows, blocks, numbers of one row's block)."""
-        records = plane.reshape(groups, blocks, units, 32, -1).transpose(0, 3, 1, 2, 4)
-        return np.ascontiguousarray(records).reshape(groups * 32, blocks, -1).view(dtype)
-
-    match layout:
-        case "f32":
-            return read(planes.quants, "<f4", 8).reshape(groups * 32, -1)
-        case "f16":
-            return read(planes.quants, "<f2", 4).astype(np.float32).reshape(groups * 32, -1)
-        case "bf16":
-            wide = read(planes.quants, "<u2", 4).astype(np.uint32) << 16
-            return wide.view(np.float32).reshape(groups * 32, -1)
-        case "q8":
-            q, scale = read(planes.quants, "i1", 2), read(planes.scales, "<f2")
-            low = np.zeros_like(scale)
-        case "q4" | "q5":
-            q, both = _nibbles(read(planes.quants, "u1")), read(planes.scales, "<f2")
-            scale, low = both[..., :1], both[..., 1:]
-        case "q4s" | "q5s":
-            q, scale = _nibbles(read(planes.quants, "u1")), read(planes.scales, "<f2").astype(np.float32)
-            low = scale * np.float32(-8 if layout == "q4s" else -16)
-        case "q6":
-            q, scale = _nibbles(read(planes.quants, "u1")), read(planes.scales, "<f2")
-            q = q + 16 * _pairs(read(planes.high, "<u4")) - 32
-            low = np.zeros_like(scale)
-        case "q3":
-            words = read(planes.quants, "<u4")
-            q, scale = _pairs(words[..., :2]) + 4 * _bits(words[..., 2:3]) - 4, _halves(words[..., 3:])
-            low = np.zeros_like(scale)
-        case _:
-            words = read(planes.quants, "<u4")
-            q, scale, low = _pairs(words[..., :2]), _halves(words[..., 2:3]), _halves(words[..., 3:])
-    if layout in ("q5", "q5s"):
-        q = q + 16 * _bits(read(planes.high, "<u4"))
-    return (_spread(scale) * q.astype(np.float32) + _spread(low)).reshape(groups * 32, -1)
+    """Return the values of all whole groups and blocks."""
+    if layout in ("f32", "f16", "bf16"):
+        return read_floats(layout, planes, rows, columns)
+    return read_blocks(layout, planes, rows, columns).values()
 
 
 def pack(entry: WeightFormat, raw: Bytes, columns: int, threads: int = 1) -> Planes:

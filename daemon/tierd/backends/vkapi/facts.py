@@ -27,6 +27,8 @@ MEMORY_BUDGET = "VK_EXT_memory_budget"
 _DOT_PRODUCT = "VkPhysicalDeviceShaderIntegerDotProductFeatures"
 _QUEUE_PROTECTED_BIT = 0x10  # the package does not name it
 _ACCELERATED = "integerDotProduct4x8BitPackedSignedAccelerated"
+# Not a feature to switch on: what compute shaders may do with their subgroups.
+SUBGROUP_SHUFFLE = "subgroupShuffle"
 
 _TYPES = {
     "VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU": "discrete",
@@ -122,6 +124,11 @@ class DeviceFacts:
         """Whether the device multiplies and adds four signed bytes at a time in hardware."""
         return {"shaderIntegerDotProduct", _ACCELERATED} <= self.features
 
+    @property
+    def dear_loads(self) -> bool:
+        """Whether a load costs hundreds of operations, and lanes of a subgroup can exchange values."""
+        return self.type == "software" and SUBGROUP_SHUFFLE in self.features
+
 
 def read_facts(vk: Vk, physical: Any) -> DeviceFacts:
     """Ask a physical device for its facts; one older than Vulkan 1.2 has no features to tell of."""
@@ -147,6 +154,9 @@ def read_facts(vk: Vk, physical: Any) -> DeviceFacts:
         or dot.integerDotProduct4x8BitPackedSignedAccelerated
     ):
         features.add(_ACCELERATED)
+    shuffles = p11.subgroupSupportedOperations & vk.k.VK_SUBGROUP_FEATURE_SHUFFLE_BIT
+    if shuffles and p11.subgroupSupportedStages & vk.k.VK_SHADER_STAGE_COMPUTE_BIT:
+        features.add(SUBGROUP_SHUFFLE)
     sizes = [int(size) for size in (p11.maxMemoryAllocationSize, p13.maxBufferSize) if size]
     memory = structs.new("VkPhysicalDeviceMemoryProperties")
     vk.call("vkGetPhysicalDeviceMemoryProperties", physical, memory)

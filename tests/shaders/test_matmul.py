@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from device_matmul import FLOAT_LAYOUTS, FORMATS, Quantised, Weights, product
+from gpu import Gpu
+from hostkernels.calls import Floats
+from tierd.backends.resident.matmuls import Form, form_of
+
+BEYOND = np.float32(-7.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product, with what is added to it, and what must come out."""
+
+    weights: Weights
+    x: Quantised | Floats
+    bias: Floats | None
+    residual: Floats | None
+    expected: Floats
+
+    @classmethod
+    def random(cls, layout: str, outputs: int, columns: int, rows: int, *, added: bool) -> Case:
+        weights = Weights.random(layout, outputs, columns, seed=outputs)
+        random = np.random.default_rng(rows)
+        x: Quantised | Floats
+        if layout in FLOAT_LAYOUTS:
+            x = random.standard_normal((rows, weights.blocks * 32), np.float32)
+        else:
+            x = Quantised.random(rows, weights.blocks, seed=rows)
+        expected = product(weights, x)
+        bias = residual = None
+        if added:
+            bias = random.standard_normal(outputs, np.float32)
+            residual = random.standard_normal((rows, outputs + 8), np.float32)
+            expected = expected + bias + residual[:, :outputs]
+        return cls(weights, x, bias, residual, expected)
+
+    @property
+    def rows(self) -> int:
+        return len(self.expected)
+
+    def run(self, gpu: Gpu, form: Form) -> Floats:
+        """Return what a form computes, after a check that it writes nothing else."""
+        rows, outputs = self.expected.shape
+        x = self.x
+        if isinstance(x, Quantised):
+            x_quants, x_scales, x_stride = gpu.place(x.q), gpu.place(x.plane).address, 0
+        else:
+            wider = np.full((rows, x.shape[1] + 32), np.float32(np.nan))
+            wider[:, : x.shape[1]] = x
+            x_quants, x_scales, x_stride = gpu.place(wider), 0, wider.shape[1]
+        quants, high, scales = (
+            gpu.place(plane).address if plane.size else 0 for plane in self.weights.planes
+        )
+        out = gpu.place(np.full((rows + 1, outputs + 32), BEYOND))
+        gpu.run(
+            form.kernel,
+            form.variant,
+            (-(-outputs // form.outputs), -(-rows // form.rows), 1),
+            dict(form.constants),
+            quants=quants,
+            high=high,
+            scales=scales,
+            x_quants=x_quants.address,
+            x_scales=x_scales,
+            bias=0 if self.bias is None else gpu.place(self.bias).address,
+            residual=0 if self.residual is None else gpu.place(self.residual).address,
+            out=out.address,
+            blocks=self.weights.blocks,
+            outputs=outputs,
+            x_stride=x_stride,
+            out_stride=outputs + 32,
+            residual_stride=0 if self.residual is None else self.residual.shape[1],
+            rows=rows,
+        )
+        assert (out.values[rows:] == BEYOND).all()
+        assert (out.values[:, outputs:] == BEYOND).all()
+        return out.values[:rows, :outputs].copy()
+
+
+def forms(gpu: Gpu, layout: str) -> Iterator[Form]:
+    """Every variant of every kernel, with small tiles."""
+    products = [""] if layout in FLOAT_LAYOUTS else [".dot", ".nodot"]
+    tile = (("TEAMS", 2), ("WIDTH", 2), ("ROWS", 1), ("SUBGROUP", gpu.device.facts.limits.subgroup))
+    for variant in products:
+        yield Form("matvec", layout + variant, (("ROWS", 2), ("AHEAD", 2)), 32, 2)
+        yield Form("matmul", layout + variant, tile, 64, 2)
+    one_team = (("TEAMS", 1), ("WIDTH", 1), ("ROWS", 3), *tile[3:])
+    yield Form("matmul", f"{layout}.shuffle", one_team, 32, 3)
+
+
+@pytest.mark.parametrize("layout", FORMATS)
+def test_every_form_gives_the_bits_of_the_one_definition(gpu: Gpu, layout: str) -> None:
+    whole = layout in ("q6", "q3", "q2")  # only whole blocks of 256 columns are packed so
+    ragged = layout in FLOAT_LAYOUTS
+    shapes = [(75, 512 if whole else 340 if ragged else 352, 5, True), (33, 256 if whole else 96, 4, False)]
+    for outputs, columns, rows, added in shapes:
+        case = Case.random(layout, outputs, columns, rows, added=added)
+        for form in forms(gpu, layout):
+            np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
+
+
+@pytest.mark.parametrize("type", ["discrete", "software"])
+def test_any_number_of_rows_gives_the_same_bits(gpu: Gpu, type: str) -> None:
+    facts = replace(gpu.device.facts, type=type)
+    most = Case.random("q4", 200, 320, 41, added=True)
+    assert isinstance(most.x, Quantised)
+    assert most.residual is not None
+    for rows in (1, 2, 3, 4, 5, 7, 8, 9, 33, 41):
+        x = Quantised(most.x.q[:rows], most.x.scale[:rows])
+        case = replace(most, x=x, residual=most.residual[:rows], expected=most.expected[:rows])
+        form = form_of(facts, "q4", quantised=True, rows=rows)
+        np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
+
+
+def test_few_rows_are_computed_at_once(gpu: Gpu) -> None:
+    for type in ("discrete", "software"):
+        facts = replace(gpu.device.facts, type=type)
+        forms = [form_of(facts, "f16", quantised=False, rows=rows) for rows in range(1, 9)]
+        assert [form.rows for form in forms] == [1, 2, 4, 4, 8, 8, 8, 8]
+
+
+def test_the_form_follows_the_device(gpu: Gpu) -> None:
+    features = gpu.device.facts.features
+    dot = {"shaderIntegerDotProduct", "integerDotProduct4x8BitPackedSignedAccelerated"}
+    fast = replace(gpu.device.facts, type="discrete", features=features | dot)
+    slow = replace(fast, features=features - dot)
+    software = replace(slow, type="software", features=features | {"subgroupShuffle"})
+    plain = replace(software, features=features - {"subgroupShuffle", *dot})
+    names = {
+        (form.kernel, form.variant)
+        for facts in (fast, slow, software, plain)
+        for rows in (8, 9)
+        for form in [form_of(facts, "q6", quantised=True, rows=rows)]
+    }
+    assert names == {
+        ("matvec", "q6.dot"),
+        ("matmul", "q6.dot"),
+        ("matvec", "q6.nodot"),
+        ("matmul", "q6.nodot"),
+        ("matmul", "q6.shuffle"),
+    }
+    assert form_of(slow, "bf16", quantised=False, rows=1).variant == "bf16"
