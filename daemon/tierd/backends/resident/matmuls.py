@@ -30,9 +30,11 @@ class Form:
 def form_of(facts: DeviceFacts, layout: str, *, quantised: bool, rows: int) -> Form:
     """Return the form for steps of at most `rows` rows. quantised: the layout takes quantised activations."""
     few = next((few for few in FEW_ROWS if rows <= few), None)
-    width = 4 if quantised else 2
     if facts.dear_loads:
+        # Tiles of few rows stand in one row: narrow ones share a small matrix better among the cores.
+        width = 4 if few is None else 2
         return _tile(facts, f"{layout}.shuffle", teams=1, width=width, rows=few or FEW_ROWS[-1])
+    width = 4 if quantised else 2
     product = "dot" if facts.fast_dot else "nodot"
     variant = f"{layout}.{product}" if quantised else layout
     if few is None:
