@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tierd.backends.null import NullExecutor
-from tierd.core import Batch, Chunk
+from tierd.core import Batch, Chunk, Draw
 from tierd.errors import ExecutorError
 
 
@@ -89,6 +89,92 @@ def test_a_result_is_gone_with_the_next_step() -> None:
     assert np.isfinite(first).all()
     executor.run(Batch((Chunk((2,), 1, (0,), (0,)),)))
     assert np.isnan(first).all()
+
+
+def ahead(**options: object) -> NullExecutor:
+    return NullExecutor(pages=8, depth=2, **options)  # type: ignore[arg-type]
+
+
+FIRST = Batch((Chunk((1, 2), 0, (0,), (1,)), Chunk((3,), 0, (1,), (0,))), (Draw(), Draw()))
+NEXT = Batch((Chunk((-2,), 1, (1,), (0,)), Chunk((-1,), 2, (0,), (0,))), (Draw(), Draw(temperature=1.0)))
+
+
+def test_a_step_may_refer_to_what_is_drawn_in_the_one_before() -> None:
+    executor = ahead()
+    executor.submit(FIRST)
+    executor.submit(NEXT)
+    with pytest.raises(ExecutorError, match="submitted while 2 are in flight"):
+        executor.submit(NEXT)
+    first, second = executor.collect(), executor.collect()
+    a, b = first.drawn(0), first.drawn(1)
+    assert a is not None
+    assert b is not None
+    assert (a, b) == (int(np.argmax(first.logits(0))), int(np.argmax(first.logits(1))))
+    plain = feed(NullExecutor(pages=2), Chunk((3, b), 0, (0,), (1,)), Chunk((1, 2, a), 0, (1,), (2,)))
+    assert np.array_equal(second.logits(0), plain[0])
+    assert np.array_equal(second.logits(1), plain[1])
+    assert second.drawn(1) is None  # a random draw is left to others
+    executor.submit(Batch((Chunk((5,), 0, (2,)),)))
+    executor.collect()
+    assert np.isnan(first.logits(0)).all()
+    assert np.isfinite(second.logits(0)).all()
+
+
+def test_what_was_not_drawn_is_junk_behind_it() -> None:
+    executor = ahead()
+    executor.run(Batch(FIRST.chunks, (Draw(temperature=1.0), Draw(adjustments=((1, 0.5, 1.0, 0.0),)))))
+    executor.run(NEXT)
+    executor.copy_rows(1, 5, 1)
+    with pytest.raises(ExecutorError, match="2 rows cannot be copied"):
+        executor.copy_rows(1, 5, 2)
+
+
+def test_a_failed_step_leaves_junk_and_the_one_behind_it_is_done() -> None:
+    def fail(batch: Batch) -> None:
+        if batch is FIRST:
+            raise ExecutorError("a fault")
+
+    executor = ahead(before_step=fail)
+    executor.submit(FIRST)
+    other = Chunk((9,), 0, (2,), (0,))
+    executor.submit(Batch((*NEXT.chunks, other), (*NEXT.draws, Draw())))
+    with pytest.raises(ExecutorError, match="a fault"):
+        executor.collect()
+    assert np.array_equal(
+        executor.collect().logits(2), feed(NullExecutor(pages=1), Chunk((9,), 0, (0,), (0,)))[0]
+    )
+    with pytest.raises(ExecutorError, match="2 rows cannot be copied"):
+        executor.copy_rows(0, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "fault"),
+    [
+        (Batch((Chunk((-3,), 1, (1,)),)), "token -3 does not exist"),
+        (Batch((Chunk((-1, 5), 1, (1,)),)), "token -1 does not exist"),
+        (Batch(FIRST.chunks, (Draw(),)), "1 draws from 2 rows"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_as_if_it_had_not_been(batch: Batch, fault: str) -> None:
+    executor = ahead()
+    executor.submit(FIRST)
+    with pytest.raises(ExecutorError, match=fault):
+        executor.submit(batch)
+    executor.submit(NEXT)
+    executor.collect()
+    assert executor.collect().drawn(0) is not None
+
+
+def test_pages_of_a_step_in_flight_are_not_copied() -> None:
+    executor = ahead()
+    executor.run(Batch((Chunk((1, 2, 3, 4, 5), 0, (3, 4)),)))
+    executor.submit(Batch((Chunk((6,), 5, (3, 4, 5)),)))
+    for source, target in ((4, 7), (0, 3), (0, 5)):
+        with pytest.raises(ExecutorError, match="while a step works on one of them"):
+            executor.copy_rows(source, target, 1)
+    executor.copy_rows(3, 7, 4)  # it is read only
+    executor.collect()
+    executor.copy_rows(4, 6, 2)
 
 
 def test_steps_do_not_overlap() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -47,15 +47,22 @@ def complete(slot: Slot) -> list[tuple[Sequence, Event]]:
     return commit(slot, step, tokens, score(step, result, tokens))
 
 
-def run(slot: Slot, *requests: Request) -> list[Sequence]:
-    """Serve requests, and whoever is there, to their end, with as many steps in flight as may be."""
-    sequences = enqueue(slot, *requests)
+def serve(slot: Slot) -> Iterator[tuple[Sequence, Event]]:
+    """Serve whoever is there to the end, with as many steps in flight as may be."""
     while True:
         while slot.has_room and begin(slot):
             pass
         if not slot.steps:
-            return sequences
-        complete(slot)
+            return
+        yield from complete(slot)
+
+
+def run(slot: Slot, *requests: Request) -> list[Sequence]:
+    """Serve requests, and whoever is there, to the end."""
+    sequences = enqueue(slot, *requests)
+    for _ in serve(slot):
+        pass
+    return sequences
 
 
 def ended(events: Iterable[tuple[Sequence, Event]]) -> list[Sequence]:

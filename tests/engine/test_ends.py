@@ -96,14 +96,15 @@ def outcome(event: TerminalEvent) -> FinishReason | type[Exception]:
     return event.reason if isinstance(event, FinishedEvent) else type(event.error)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_every_request_ends_once_and_leaves_nothing_behind(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "depth"), [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2)])
+def test_every_request_ends_once_and_leaves_nothing_behind(seed: int, depth: int) -> None:
     with running(
         model("a", streams=3),
         model("b", streams=2, weight=3),
         settings=SETTINGS,
         pages=20,
         chunk_rows=5,
+        depth=depth,
         before_step=Faulty(),
     ) as harness:
         clients = [Client(harness, f"c{i}", seed) for i in range(CLIENTS)]

@@ -89,12 +89,13 @@ def test_one_delivery_for_all_events_of_a_step() -> None:
         assert [call for call in calls if call] == [{"first"}, {"a", "b", "c"}, {"a", "b", "c"}]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_cancelled_or_not_every_request_ends_once(seed: int) -> None:
+def test_cancelled_or_not_every_request_ends_once(seed: int, depth: int) -> None:
     """Cancels come from other threads, at times of their own, into queue, prefill, generation and flight."""
     dice = random.Random(seed)
     count = 60
-    with running(model("null", streams=4), pages=24, chunk_rows=3) as harness:
+    with running(model("null", streams=4), pages=24, chunk_rows=3, depth=depth) as harness:
         plans = [
             [
                 (

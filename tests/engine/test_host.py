@@ -13,6 +13,7 @@ from tierd.backends.host import HostBackend
 from tierd.core import FinishedEvent, Request
 from tierd.settings import EngineSettings, KVSettings, Settings
 from tierd.slot import open_slot
+from tierd.tier.host_site import HostSite
 from tiny import write_llama
 
 REQUESTS = [
@@ -34,7 +35,7 @@ def answers(path: Path, requests: list[Request], *, threads: int, chunk_rows: in
     settings = Settings(engine=EngineSettings(chunk_rows=chunk_rows), kv=KVSettings(memory_mb=64))
     backend = HostBackend(threads)
     try:
-        opener = partial(open_slot, settings=settings, backend=backend)
+        opener = partial(open_slot, settings=settings, site=HostSite(backend))
         with running(model("tiny", path=path), open_slot=opener) as harness:
             for r in requests:
                 harness.engine.submit(r)

@@ -26,6 +26,7 @@ from tierd.core import (
 from tierd.engine.scheduler import commit, schedule, settle
 from tierd.settings import KVSettings, Settings
 from tierd.slot import open_slot
+from tierd.tier.host_site import HostSite
 from tiny import write_llama
 
 END = ByteTokenizer.eos_id
@@ -90,7 +91,7 @@ def test_they_are_the_log_softmax_of_the_executors_logits(tiny: Path, temperatur
     settings = Settings(kv=KVSettings(memory_mb=16))
     backend = HostBackend(1)
     try:
-        opener = partial(open_slot, settings=settings, backend=backend)
+        opener = partial(open_slot, settings=settings, site=HostSite(backend))
         sampling = SamplingParams(
             temperature=temperature, top_k=5, repeat_penalty=1.2, logit_bias=((7, -100.0), (70, 3.0))
         )

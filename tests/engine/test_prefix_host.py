@@ -26,6 +26,7 @@ from tierd.engine.sampler import pick
 from tierd.engine.scheduler import commit, settle
 from tierd.settings import EngineSettings, KVSettings, ModelSettings, Settings
 from tierd.slot import Slot, open_slot
+from tierd.tier.host_site import HostSite
 from tiny import write_gemma3, write_llama
 
 CONVERSATIONS = 30
@@ -43,7 +44,9 @@ def opened(path: Path, backend: HostBackend, *, prefix_cache: bool, kv_dtype: st
     settings = Settings(
         engine=EngineSettings(chunk_rows=100), kv=KVSettings(memory_mb=400, prefix_cache=prefix_cache)
     )
-    return open_slot(ModelSettings(id="m", path=path, kv_dtype=kv_dtype, streams=8), settings, backend)
+    return open_slot(
+        ModelSettings(id="m", path=path, kv_dtype=kv_dtype, streams=8), settings, HostSite(backend)
+    )
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -25,7 +26,18 @@ from engine import drive
 from engine.drive import Faults, enqueue
 from engine.harness import model
 from engine.null_slot import PAGE_POSITIONS, null_slot, request
-from tierd.core import FailedEvent, FinishedEvent, Sequence, TextEvent
+from tierd.backends.null import NullExecutor
+from tierd.core import (
+    Batch,
+    Chunk,
+    FailedEvent,
+    FinishedEvent,
+    Request,
+    SamplingParams,
+    Sequence,
+    TextEvent,
+)
+from tierd.engine.sampler import pick_token
 from tierd.engine.scheduler import leave
 from tierd.kv.prefix import _Entry
 
@@ -35,33 +47,65 @@ STEPS_EACH = 50
 PROMPTS = st.integers(1, 14).flatmap(lambda n: st.lists(st.integers(0, 2), min_size=n, max_size=n))
 
 
-greedy = functools.cache(drive.greedy)
+GREEDY = SamplingParams(temperature=0)
+RANDOM = SamplingParams(temperature=1.0, seed=4)
+STOPS = tuple(map(chr, range(64)))  # one token in four ends the stream
+
+
+@functools.cache
+def alone(asked: Request) -> list[int]:
+    """Return the tokens of a request that is served alone: without scheduler, pages or cache."""
+    executor = NullExecutor(pages=1, page_positions=64, max_rows=64)
+    tokens = list(asked.prompt)
+    while len(tokens) < len(asked.prompt) + asked.max_tokens:
+        row = executor.run(Batch((Chunk(tuple(tokens), 0, (0,), (len(tokens) - 1,)),)))[0]
+        tokens.append(pick_token(row, asked.sampling, len(tokens)))
+        if asked.stop and tokens[-1] < len(STOPS):
+            break
+    return tokens
 
 
 class PrefixMachine(RuleBasedStateMachine):
     """Requests come, leave, fail and are served. There may be too few pages for all that was fed."""
 
     PAGES = 13
+    DEPTH = 1
     steps = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.faults = Faults()
         self.slot = null_slot(
-            model("null", streams=3), pages=self.PAGES, chunk_rows=5, before_step=self.faults
+            model("null", streams=3),
+            pages=self.PAGES,
+            chunk_rows=5,
+            depth=self.DEPTH,
+            before_step=self.faults,
         )
         self.there: list[Sequence] = []  # in order of arrival
-        self.left_in_flight: list[Sequence] = []
+        self.left: list[Sequence] = []  # and hold pages of steps in flight
         self.fed: list[list[int]] = []  # what was given back since the last flush
         self.ends: Counter[str] = Counter()
         self.count = 0
 
     # ---- What may happen
 
-    @rule(prompt=PROMPTS, max_tokens=st.integers(1, 10))
-    def submit(self, prompt: list[int], max_tokens: int) -> None:
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 10),
+        sampling=st.sampled_from([GREEDY, GREEDY, RANDOM]),
+        stop=st.sampled_from([(), STOPS]),
+    )
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        stop: tuple[str, ...] = (),
+    ) -> None:
         self.count += 1
-        self.there += enqueue(self.slot, request(f"r{self.count}", prompt, max_tokens))
+        asked = request(f"r{self.count}", prompt, max_tokens, stop=stop)
+        self.there += enqueue(self.slot, replace(asked, sampling=sampling))
 
     @precondition(lambda self: self.fed)
     @rule(data=st.data(), tail=st.lists(st.integers(0, 2), max_size=4), max_tokens=st.integers(1, 10))
@@ -71,12 +115,15 @@ class PrefixMachine(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, min(len(history), 5)))
         self.submit([*history[: len(history) - cut], *tail] or [0], max_tokens)
 
-    @precondition(lambda self: not self.slot.steps)
+    @precondition(lambda self: self.slot.has_room)
     @rule()
     def begin(self) -> None:
         slot = self.slot
-        before = len(slot.running)
-        assert bool(drive.begin(slot)) == bool(self.there)
+        before, rest = len(slot.running), not slot.steps
+        step = drive.begin(slot)
+        if step is None and rest:
+            assert all(sequence.paused for sequence in slot.running)
+            assert slot.running or not self.there
         for sequence in slot.running[before:]:
             self.check_cached(sequence.cached, self.formula(sequence))
 
@@ -86,35 +133,36 @@ class PrefixMachine(RuleBasedStateMachine):
         for sequence, event in drive.complete(self.slot):
             assert sequence in self.there
             if isinstance(event, FinishedEvent):
-                r = sequence.request
-                assert sequence.tokens == greedy(r.prompt, r.max_tokens)
+                assert sequence.tokens == alone(replace(sequence.request, id=""))
                 assert sequence.fed == len(sequence.tokens) - 1
                 self.end(sequence)
             else:
                 assert isinstance(event, TextEvent)
-        self.those_who_left_are_gone()
+        self.note_what_was_given_back()
 
     @precondition(lambda self: self.slot.steps)
     @rule()
     def fail(self) -> None:
-        """The step fails, after it has spoilt its rows; everybody in it ends."""
+        """The step fails, after it has spoilt its rows; everybody ends whose rows count."""
         self.faults.next = True
         for sequence, event in drive.complete(self.slot):
             assert isinstance(event, FailedEvent)
             self.end(sequence)
-        self.those_who_left_are_gone()
+        self.note_what_was_given_back()
 
     @precondition(lambda self: self.there)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.there))
         leave(self.slot, sequence)
-        if sequence.pages:
-            self.there.remove(sequence)
-            self.ends[sequence.request.id] += 1
-            self.left_in_flight.append(sequence)
-        else:
-            self.end(sequence)
+        self.end(sequence)
+        self.note_what_was_given_back()
+
+    @precondition(lambda self: self.slot.running)
+    @rule(data=st.data())
+    def pause_or_go_on(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.slot.running))
+        sequence.paused = not sequence.paused
 
     @precondition(lambda self: len(self.fed) > 5)  # not so often that nothing is ever found
     @rule()
@@ -140,16 +188,17 @@ class PrefixMachine(RuleBasedStateMachine):
     def end(self, sequence: Sequence) -> None:
         self.there.remove(sequence)
         self.ends[sequence.request.id] += 1
-        assert not sequence.pages
-        if sequence.fed:
-            self.fed.append(sequence.tokens[: sequence.fed])
+        self.left.append(sequence)
 
-    def those_who_left_are_gone(self) -> None:
-        for sequence in self.left_in_flight:
-            assert not sequence.pages
-            if sequence.fed:
-                self.fed.append(sequence.tokens[: sequence.fed])
-        self.left_in_flight.clear()
+    def note_what_was_given_back(self) -> None:
+        """Those who have left hold pages as long as a step is at work on them, and no longer."""
+        for sequence in list(self.left):
+            in_flight = any(sequence in step.sequences for step in self.slot.steps)
+            assert bool(sequence.pages) == in_flight
+            if not in_flight:
+                self.left.remove(sequence)
+                if sequence.fed:
+                    self.fed.append(sequence.tokens[: sequence.fed])
 
     @invariant()
     def a_step_is_counted(self) -> None:
@@ -167,7 +216,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def no_page_is_lost_or_owned_by_another(self) -> None:
         slot, pool = self.slot, self.slot.pool
-        holders = [*slot.running, *self.left_in_flight]
+        holders = [*slot.running, *self.left]
         assert not any(sequence.pages for sequence in slot.waiting)
         owners = Counter(page for sequence in holders for page in sequence.pages)
         assert [pool.references(page) for page in range(pool.total)] == [
@@ -182,6 +231,9 @@ class PrefixMachine(RuleBasedStateMachine):
             for page in sequence.pages[sequence.fed // PAGE_POSITIONS :]:
                 assert owners[page] == 1, "a page to be written has two owners"
                 assert page not in slot.prefixes._entries, "a page to be written is cached"
+        for step in slot.steps:
+            for sequence, chunk in zip(step.sequences, step.batch.chunks, strict=True):
+                assert list(chunk.pages) == sequence.pages[: len(chunk.pages)]
 
     @invariant()
     def the_index_is_no_larger_than_what_it_points_to(self) -> None:
@@ -209,10 +261,13 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Serve all who are left, then look at the books at rest, and after a flush."""
+        for sequence in self.slot.running:
+            sequence.paused = False
         while self.there or self.slot.steps:
-            if not self.slot.steps:
+            if self.slot.has_room:
                 self.begin()
-            self.complete()
+            if self.slot.steps:
+                self.complete()
         self.no_page_is_lost_or_owned_by_another()
         pool = self.slot.pool
         assert pool.free + pool.cached == pool.total
@@ -233,8 +288,32 @@ class RoomyMachine(PrefixMachine):
         assert cached == formula
 
 
+class AheadMachine(PrefixMachine):
+    """Two steps are in flight."""
+
+    DEPTH = 2
+
+
+class RoomyAheadMachine(RoomyMachine):
+    """Two steps are in flight, and there are pages for all."""
+
+    DEPTH = 2
+
+
+class FarAheadMachine(PrefixMachine):
+    """Three steps are in flight."""
+
+    DEPTH = 3
+
+
 def test_ten_thousand_steps() -> None:
-    for machine, examples in ((PrefixMachine, 200), (RoomyMachine, 60)):
+    for machine, examples in (
+        (PrefixMachine, 110),
+        (RoomyMachine, 40),
+        (AheadMachine, 110),
+        (RoomyAheadMachine, 40),
+        (FarAheadMachine, 40),
+    ):
         run_state_machine_as_test(
             machine,
             settings=settings(

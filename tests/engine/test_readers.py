@@ -15,6 +15,7 @@ from tierd.engine.readers import Readers
 from tierd.errors import SlowReaderError
 from tierd.settings import KVSettings, ServerSettings, Settings
 from tierd.slot import open_slot
+from tierd.tier.host_site import HostSite
 from tiny import write_llama
 
 # Texts that are whole characters, one for each token.
@@ -144,7 +145,7 @@ def test_a_pause_does_not_change_a_stream(tiny: Path) -> None:
         options = Settings(
             server=ServerSettings(reader_backlog=backlog, reader_timeout_s=600), kv=KVSettings(memory_mb=16)
         )
-        opener = partial(open_slot, settings=options, backend=backend)
+        opener = partial(open_slot, settings=options, site=HostSite(backend))
         with running(model("tiny", path=tiny), open_slot=opener, settings=options) as harness:
             for r in requests:
                 harness.engine.submit(r)

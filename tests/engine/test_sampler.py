@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.null_slot import ByteTokenizer, request
+from tierd.backends import library
 from tierd.backends.protocol import Logits, LogitsResult
 from tierd.chat.stops import text_stream
 from tierd.core import Batch, Chunk, SamplingParams, Sequence, TokenLogprobs
@@ -142,6 +143,77 @@ def test_penalties_follow_a_growing_sequence() -> None:
         said.append(token)
         growing.sequences[0].tokens.append(token)
     assert len(set(said)) >= 4
+
+
+numbers = st.floats(-10, 10, width=32)
+penalised = st.builds(
+    SamplingParams,
+    logit_bias=st.dictionaries(st.integers(0, 19), numbers, max_size=6).map(lambda d: tuple(d.items())),
+    repeat_penalty=st.sampled_from([1.0, 1.1, 0.7, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.1, -0.3, 1.7]),
+    frequency_penalty=st.sampled_from([0.0, 0.1, -0.2, 1.3]),
+    penalty_window=st.sampled_from([0, 1, 3, 8, 100]),
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    top_k=st.sampled_from([0, 3, 10**30]),
+    top_p=st.sampled_from([1.0, 0.6]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(-(2**64), 2**64),
+)
+
+
+@given(
+    params=penalised,
+    prompt=st.lists(st.integers(0, 19), min_size=1, max_size=12),
+    generated=st.lists(st.integers(0, 19), max_size=12),
+    logits=st.lists(numbers, min_size=20, max_size=20),
+)
+def test_an_executor_is_told_all_that_the_pick_depends_on(
+    params: SamplingParams, prompt: list[int], generated: list[int], logits: list[float]
+) -> None:
+    """The adjustments make the very logits that bias and penalties do, and the draw falls on the same id."""
+    row = np.array(logits, np.float32)
+    step = one_step(params, prompt, generated)
+    (sequence,) = step.sequences
+    told = sampler.draw(sequence, len(sequence.tokens), row.size)
+    adjusted = row.copy()
+    for id, plus, repeat, minus in told.adjustments:
+        value = adjusted[id] + np.float32(plus)
+        value = value / np.float32(repeat) if value > 0 else value * np.float32(repeat)
+        adjusted[id] = value - np.float32(minus)
+    assert len({id for id, *_ in told.adjustments}) == len(told.adjustments)
+    expected = row.copy()
+    sampler.bias(expected, params)
+    sampler.penalise(expected, params, np.array(sequence.tokens, np.int32), len(prompt))
+    assert (adjusted == expected).all()
+    if told.temperature:
+        drawn = library.sample(
+            adjusted,
+            temperature=told.temperature,
+            top_k=told.top_k,
+            top_p=told.top_p,
+            min_p=told.min_p,
+            uniform=told.uniform,
+        )
+    else:
+        drawn = library.argmax(adjusted)
+    assert [drawn] == pick(step, row[None])
+    assert told.scored
+
+
+def test_who_changes_no_logits_has_no_adjustments() -> None:
+    (sequence,) = one_step(SamplingParams(temperature=1.0, penalty_window=9), [1], [2]).sequences
+    sequence.request = replace(sequence.request, top_logprobs=None)
+    told = sampler.draw(sequence, 2, 50)
+    assert (told.adjustments, told.scored) == ((), False)
+
+
+def test_what_the_executor_drew_is_taken_and_what_nobody_cares_for_is_left() -> None:
+    drawn, left, gone = (one_step(SamplingParams(temperature=0), [1], []).sequences[0] for _ in range(3))
+    chunk = Chunk((1,), 0, (0,), (0,))
+    step = Step(Batch((chunk, chunk, chunk)), (gone, drawn, left))
+    result = LogitsResult(np.stack([LOGITS] * 3), (3, 4, None))
+    assert sampler.pick(step, result, [False, True, True]) == [None, 4, 1]
+    assert [s.foreseen for s in (gone, drawn, left)] == [-1, 4, -1]
 
 
 def test_scores_are_those_of_the_models_own_logits() -> None:

@@ -18,9 +18,17 @@ from tierd.slot import Slot
 
 
 def simulate(
-    weights: Mapping[str, int], seconds: Mapping[str, float], total: float, *, turns: Turns | None = None
+    weights: Mapping[str, int],
+    seconds: Mapping[str, float],
+    total: float,
+    *,
+    turns: Turns | None = None,
+    ahead: str = "",
 ) -> tuple[Counter[str], list[str]]:
-    """Let models that always have work share a device; return their device seconds and the order of turns."""
+    """Let models that always have work share a device; return their device seconds and the order of turns.
+
+    ahead: names of models that take two turns at a time.
+    """
     if turns is None:
         turns = Turns()
         for name, weight in weights.items():
@@ -28,21 +36,19 @@ def simulate(
     spent: Counter[str] = Counter()
     order: list[str] = []
     given: list[str] = []
-    idle = dict.fromkeys(weights)
     while sum(spent.values()) < total:
-        while choice := turns.order(idle):
+        while choice := turns.order([name for name in weights if given.count(name) <= (name in ahead)]):
             turns.begin(choice[0])
             given.append(choice[0])
-            del idle[choice[0]]
         assert 1 <= len(given) <= DEPTH
         done = given.pop(0)
         order.append(done)
         spent[done] += seconds[done]
         turns.end(done, seconds[done])
-        idle[done] = None
     return spent, order
 
 
+@pytest.mark.parametrize("ahead", ["", "a", "ab", "abc"])
 @pytest.mark.parametrize(
     ("weights", "seconds"),
     [
@@ -54,9 +60,9 @@ def simulate(
         ({"a": 1000, "b": 1}, {"a": 1, "b": 1}),
     ],
 )
-def test_device_seconds_go_by_weight(weights: dict[str, int], seconds: dict[str, float]) -> None:
+def test_device_seconds_go_by_weight(weights: dict[str, int], seconds: dict[str, float], ahead: str) -> None:
     total = 5000.0
-    spent, _ = simulate(weights, seconds, total)
+    spent, _ = simulate(weights, seconds, total, ahead=ahead)
     for name, weight in weights.items():
         share = total * weight / sum(weights.values())
         # The bound of start-time fair queueing: off by no more than a longest step of each.
@@ -74,6 +80,21 @@ def test_equal_models_alternate_and_overlap() -> None:
     turns.end("a", 1.0)
     assert turns.order(["a"]) == ["a"]  # while b runs
     assert simulate({"a": 1, "b": 1}, {"a": 1, "b": 1}, 20)[1] == ["a", "b"] * 10
+
+
+def test_a_model_takes_two_turns_at_a_time_only_while_no_other_has_work() -> None:
+    turns = Turns()
+    for name in "ab":
+        turns.enter(name, 1)
+    for _ in range(DEPTH):
+        assert turns.order(["a"]) == ["a"]
+        turns.begin("a")
+    assert turns.order(["a", "b"]) == []
+    turns.end("a", 1.0)
+    assert turns.order(["a", "b"]) == ["b", "a"]
+    turns.begin("b")
+    turns.end("a", 1.0)
+    assert turns.order(["a", "b"]) == ["a", "b"]
 
 
 def test_who_had_its_share_waits_for_the_one_that_runs() -> None:
