@@ -6,15 +6,16 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tierd.backends.resident import manifest, ops
-from tierd.backends.resident.grid import Grid, Live, Per, Term
+from tierd.backends.resident.grid import Grid, Live, Per
+from tierd.backends.resident.matmuls import form_of
 from tierd.backends.resident.places import FloatRows, Places, StepPlaces
-from tierd.backends.resident.split import LANES, groups_of, queries_of
+from tierd.backends.resident.split import LANES, groups_of, queries_of, query_rows_of
+from tierd.backends.vkapi import DeviceFacts
 from tierd.models.formats import KVCodec
 from tierd.models.plan import Activation
 
-# Rows up to which a matrix is read once for all of them; beyond, in tiles.
-FEW_ROWS = (1, 2, 4, 8)
-_LANES = 32
+# Lanes that share a head.
+_HEAD_LANES = 32
 # Values of a row that one group of an elementwise kernel takes.
 _SPAN = 256
 
@@ -57,13 +58,13 @@ class Assembler:
     """Makes the dispatches of a model's ops for steps of one size."""
 
     def __init__(
-        self, places: Places, step: StepPlaces, codec: KVCodec, *, dot: bool, rows: int, live: Live
+        self, places: Places, step: StepPlaces, codec: KVCodec, *, facts: DeviceFacts, rows: int, live: Live
     ) -> None:
-        """dot: the device multiplies packed bytes. rows: most rows of a step. live: what counts them."""
+        """facts: of the device. rows: most rows of a step. live: what counts them."""
         self._places = places
         self._step = step
         self._codec = codec
-        self._dot = "dot" if dot else "nodot"
+        self._facts = facts
         self._rows = rows
         self._live = Per(live)
 
@@ -115,7 +116,7 @@ class Assembler:
             "out_stride": out.stride,
             "scale": op.scale,
         }
-        return self._make(Shader("embed", weights.layout), push, (1, self._live, 1), [], [op.out])
+        return dispatch(Shader("embed", weights.layout), push, (1, self._live, 1), [], [op.out])
 
     def _norm(self, op: ops.FusedNorm) -> Dispatch:
         src, out = self._float(op.src), self._float(op.out)
@@ -146,7 +147,7 @@ class Assembler:
         }
         reads = [op.src, *([op.residual] if op.residual else [])]
         writes = [*([op.total] if op.total else []), *([self._form(op.out, op.quantised)] if op.norm else [])]
-        return self._make(Shader("norm", constants=_flags(flags)), push, (1, self._live, 1), reads, writes)
+        return dispatch(Shader("norm", constants=_flags(flags)), push, (1, self._live, 1), reads, writes)
 
     def _product(self, op: ops.Product) -> Dispatch:
         places = self._places
@@ -170,15 +171,11 @@ class Assembler:
             "residual_stride": residual.stride if residual else 0,
             "rows": places.max_rows,
         }
-        variant = f"{weights.layout}.{self._dot}" if op.quantised else weights.layout
-        rows = next((few for few in FEW_ROWS if self._rows <= few), None)
-        outputs: Term = -(-weights.rows // _LANES)
-        if rows is not None:
-            shader, per = Shader("matvec", variant, (("ROWS", rows),)), rows
-        else:
-            shader, per = Shader("matmul", variant), 1
+        form = form_of(self._facts, weights.layout, quantised=op.quantised, rows=self._rows)
+        shader = Shader(form.kernel, form.variant, form.constants)
+        grid = (-(-weights.rows // form.outputs), Per(self._live.live, form.rows), 1)
         reads = [self._form(op.x, op.quantised), *([op.residual] if op.residual else [])]
-        return self._make(shader, push, (outputs, Per(self._live.live, per), 1), reads, op.outs)
+        return dispatch(shader, push, grid, reads, op.outs)
 
     def _heads(self, op: ops.Heads) -> Dispatch:
         places, store = self._places, op.store
@@ -201,12 +198,13 @@ class Assembler:
             push |= {name: self._float(buffer).address, f"{name}_stride": self._float(buffer).stride}
         constants = {
             "HEAD_SIZE": store.head_size,
+            "LANES": _HEAD_LANES,
             "HEADS": op.heads,
             "KV_HEADS": store.heads,
             "ROPE_PAIRS": len(op.rope.frequencies) if op.rope else 0,
             "ROPE_INTERLEAVED": op.rope.interleaved if op.rope else 0,
         }
-        return self._make(
+        return dispatch(
             Shader("heads", self._codec.name, _flags(constants)),
             push,
             (op.heads + 2 * store.heads, self._live, 1),
@@ -218,6 +216,7 @@ class Assembler:
         places, store = self._places, op.store
         planes, q, out = places.rows[store.layer], self._float(op.q), self._float(op.out)
         quantised = places.quantised[op.out] if op.quantised else None
+        query_rows = query_rows_of(op, self._rows)
         push = {
             "q": q.address,
             "k_quants": planes.k_quants,
@@ -241,12 +240,13 @@ class Assembler:
             "HEAD_SIZE": store.head_size,
             "LANES": LANES,
             "QUERIES": queries_of(op),
+            "QUERY_ROWS": query_rows,
             "OUT_QUANTISED": op.quantised,
         }
-        return self._make(
+        return dispatch(
             Shader("attention", self._codec.name, _flags(constants)),
             push,
-            (groups_of(op), self._live, Per(Live.SPLITS)),
+            (groups_of(op), Per(self._live.live, query_rows), Per(Live.SPLITS)),
             [op.q, Stored(store.layer)],
             [self._form(op.out, op.quantised)],
         )
@@ -281,18 +281,7 @@ class Assembler:
         constants: Mapping[str, int] | None = None,
     ) -> Dispatch:
         shader = Shader(kernel, constants=_flags(constants or {}))
-        return self._make(shader, push, (-(-width // _SPAN), self._live, 1), reads, writes)
-
-    def _make(
-        self,
-        shader: Shader,
-        push: Mapping[str, float],
-        grid: Grid,
-        reads: Iterable[Hashable],
-        writes: Iterable[Hashable],
-    ) -> Dispatch:
-        packed = manifest.pack(manifest.kernel(shader.kernel), **push)
-        return Dispatch(shader, packed, grid, frozenset(reads), frozenset(writes))
+        return dispatch(shader, push, (-(-width // _SPAN), self._live, 1), reads, writes)
 
     def _float(self, name: str) -> FloatRows:
         return self._places.floats.get(name, self._step.logits)
@@ -308,6 +297,18 @@ class Assembler:
 
     def _form(self, name: str, quantised: bool) -> Hashable:
         return Quantised(name) if quantised else name
+
+
+def dispatch(
+    shader: Shader,
+    push: Mapping[str, float],
+    grid: Grid,
+    reads: Iterable[Hashable],
+    writes: Iterable[Hashable],
+) -> Dispatch:
+    """Return a dispatch with the push struct packed."""
+    packed = manifest.pack(manifest.kernel(shader.kernel), **push)
+    return Dispatch(shader, packed, grid, frozenset(reads), frozenset(writes))
 
 
 def _flags(constants: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

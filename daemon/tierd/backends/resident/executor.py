@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tierd.backends.protocol import Logits, LogitsResult
+from tierd.backends.protocol import Logits
 from tierd.backends.resident import regions
-from tierd.backends.resident.assembly import FEW_ROWS, Assembler
+from tierd.backends.resident.assembly import Assembler
+from tierd.backends.resident.draws import Draws
 from tierd.backends.resident.grid import Grids, Live
 from tierd.backends.resident.lowering import Lowering
+from tierd.backends.resident.matmuls import FEW_ROWS
 from tierd.backends.resident.memory import SEATS, ModelMemory, Shape, logits_bytes, logits_stride
 from tierd.backends.resident.places import FloatRows, StepPlaces
 from tierd.backends.resident.program import Pipelines, Sequencer
 from tierd.backends.resident.split import Split
 from tierd.backends.resident.step_block import StepBlock, block_bytes, rows_of
 from tierd.backends.vkapi import Commands, Device, Role
-from tierd.core import Batch
+from tierd.core import Batch, Draw
 from tierd.errors import ExecutorError
 from tierd.models.formats import KVCodec
 from tierd.models.plan import Plan
@@ -47,7 +49,11 @@ def smallest(rows: int, most: int) -> int:
 
 
 class Seat:
-    """What one of the steps in flight has to itself: its block, its logits and its recordings."""
+    """What one of the steps in flight has to itself: its block, logits, draws and recordings.
+
+    arrived: where rows of logits come to that are read back, shape (selected, vocabulary). reads: recordings
+    that read one of them back, by row.
+    """
 
     def __init__(self, memory: ModelMemory, vocabulary: int, shape: Shape, grids: Grids) -> None:
         size = block_bytes(max_rows=shape.max_rows, selected=shape.selected, grids=grids)
@@ -57,33 +63,66 @@ class Seat:
         stride = logits_stride(vocabulary)
         self.row_bytes = logits_bytes(vocabulary, 1)
         self.logits = memory.buffer(shape.selected * self.row_bytes, Role.DEVICE)
+        self.logits_rows = FloatRows(self.logits.address, vocabulary, stride)
         self.arrival = memory.buffer(self.logits.size, Role.READBACK)
         assert self.arrival.view is not None
         arrived = np.frombuffer(self.arrival.view, np.float32).reshape(shape.selected, stride)
         self.arrived: Logits = arrived[:, :vocabulary]
+        self.draws = Draws(memory, vocabulary, shape.selected)
         self.recordings: dict[Size, Commands] = {}
-        self.places = StepPlaces(
-            block=self.block.block,
-            selection=self.block.selection,
-            before=0,
-            logits=FloatRows(self.logits.address, vocabulary, stride),
+        self.reads: list[Commands] = []
+
+    def places(self, before: Seat) -> StepPlaces:
+        """Return its addresses; before: the seat of the step before."""
+        block = self.block
+        return StepPlaces(
+            block=block.block,
+            selection=block.selection,
+            before=before.draws.sampled,
+            logits=self.logits_rows,
         )
+
+    def close(self) -> None:
+        """Free its recordings; the device is done with them."""
+        for commands in (*self.recordings.values(), *self.reads):
+            commands.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A step that was submitted: the value it signals, its seat, and all rows whose logits are wanted."""
+    """A step that was submitted: the value it signals, its seat, and the rows whose logits are wanted."""
 
     value: int
     seat: Seat
     selection: tuple[int, ...]
+    draws: tuple[Draw, ...]
+
+
+class ResidentResult:
+    """The tokens that were drawn, and the rows of logits that were read back."""
+
+    def __init__(self, drawn: Sequence[int | None], rows: Mapping[int, Logits]) -> None:
+        self._drawn = drawn
+        self._rows = rows
+
+    def drawn(self, row: int) -> int | None:
+        """See Result."""
+        return self._drawn[row] if self._drawn else None
+
+    def logits(self, row: int) -> Logits:
+        """See Result. Only of rows that were not drawn, or are scored."""
+        return self._rows[row]
 
 
 class ResidentExecutor:
-    """A plan compiled for a device, with its weights and its regions of K/V there. A page is a region."""
+    """A plan compiled for a device, with its weights and its regions of K/V there. A page is a region.
+
+    rows_read: how many rows of logits were read back because the device could not draw from them alone, or
+    because their log-probabilities were asked for.
+    """
 
     name = "gpu"
-    depth = 1
+    depth = SEATS
 
     def __init__(
         self,
@@ -103,6 +142,7 @@ class ResidentExecutor:
         self.page_positions = shape.positions
         self.page_bytes = regions.region_bytes(lowering.stores.values(), codec, shape.positions)
         self.max_rows = shape.max_rows
+        self.rows_read = 0
         self._device = device
         self._pipelines = pipelines
         self._lowering = lowering
@@ -110,16 +150,15 @@ class ResidentExecutor:
         self._codec = codec
         self._shape = shape
         self._split = split
-        self._token_ids = lowering.token_ids
         self._grids = self._known_grids()
         self._seats = [Seat(memory, plan.vocabulary, shape, self._grids) for _ in range(SEATS)]
         self._flights: deque[_Flight] = deque()
         self._submitted = 0
+        self._drawable = 0
         self._copies: list[tuple[int, int, int]] = []
         self._copying: list[tuple[int, Commands]] = []
-        for seat in self._seats:
-            for size in self._sizes():
-                seat.recordings[size] = self._record(seat, size)
+        for number, seat in enumerate(self._seats):
+            self._record_all(seat, self._seats[number - 1])
 
     def submit(self, batch: Batch) -> None:
         """See `Executor.submit`."""
@@ -131,29 +170,40 @@ class ResidentExecutor:
             batch,
             positions=self.page_positions,
             regions=self.pages,
-            token_ids=self._token_ids,
-            drawn=0,
+            token_ids=self._lowering.token_ids,
+            drawn=self._drawable,
         )
         selection = _selection(batch)
-        first = selection[: self._shape.selected]
+        most = self._shape.selected
+        if batch.draws and len(selection) > most:
+            raise ExecutorError(f"{len(selection)} rows are to be drawn from; {most} are possible")
+        first = selection[:most]
         seat = self._seats[self._submitted % SEATS]
         self._copy()
         seat.block.write(rows, first, self._split.count(batch.rows, int(rows[:, 1].max())))
-        size = Size(smallest(batch.rows, self.max_rows), smallest(len(first), self._shape.selected))
+        seat.draws.write(batch.draws or (Draw(),) * len(first))
+        size = Size(smallest(batch.rows, self.max_rows), smallest(len(first), most))
         value = self._device.submit(seat.recordings[size])
         self._submitted += 1
-        self._flights.append(_Flight(value, seat, selection))
+        self._drawable = len(batch.draws)
+        self._flights.append(_Flight(value, seat, selection, batch.draws))
 
-    def collect(self) -> LogitsResult:
+    def collect(self) -> ResidentResult:
         """See `Executor.collect`."""
         flight = self._flights[0]
         try:
             self._device.wait(flight.value, _STEP_TIMEOUT_S)
             self._forget_copies(flight.value)
-            most = self._shape.selected
-            if len(flight.selection) <= most:
-                return LogitsResult(flight.seat.arrived[: len(flight.selection)])
-            return LogitsResult(np.concatenate([*self._windows(flight)]))
+            if not flight.draws:
+                return ResidentResult((), self._all_rows(flight))
+            drawn = flight.seat.draws.drawn(flight.draws)
+            wanted = [
+                row
+                for row, (token, draw) in enumerate(zip(drawn, flight.draws, strict=True))
+                if token is None or draw.scored
+            ]
+            self.rows_read += len(wanted)
+            return ResidentResult(drawn, self._read(flight.seat, wanted))
         finally:
             self._flights.popleft()
 
@@ -178,24 +228,33 @@ class ResidentExecutor:
             self._device.wait(self._flights[-1].value, _STEP_TIMEOUT_S)
             self._flights.clear()
         for seat in self._seats:
-            for commands in seat.recordings.values():
-                commands.close()
+            seat.close()
         self._seats.clear()
         self._forget_copies(self._copying[-1][0] if self._copying else 0)
         self._memory.close()
 
-    def _windows(self, flight: _Flight) -> Iterable[Logits]:
-        """Yield the logits of a step that wants more rows of them than are computed at once."""
-        most, seat = self._shape.selected, flight.seat
-        if len(self._flights) > 1:
-            raise ExecutorError(f"logits of {len(flight.selection)} rows are wanted while another step runs")
-        yield seat.arrived.copy()
-        for start in range(most, len(flight.selection), most):
-            part = flight.selection[start : start + most]
-            seat.block.select(part)
-            value = self._device.submit(seat.recordings[Size(0, smallest(len(part), most))])
-            self._device.wait(value, _STEP_TIMEOUT_S)
-            yield seat.arrived[: len(part)].copy()
+    def _read(self, seat: Seat, rows: Sequence[int]) -> dict[int, Logits]:
+        """Return rows of a seat's logits, read back; valid as long as the seat is."""
+        values = [self._device.submit(seat.reads[row]) for row in rows]
+        if values:
+            self._device.wait(values[-1], _STEP_TIMEOUT_S)
+        return {row: seat.arrived[row] for row in rows}
+
+    def _all_rows(self, flight: _Flight) -> dict[int, Logits]:
+        """Return the logits of all rows that a step wants them of, be they more than are computed at once."""
+        most, seat, selection = self._shape.selected, flight.seat, flight.selection
+        if len(selection) > most and len(self._flights) > 1:
+            raise ExecutorError(f"logits of {len(selection)} rows are wanted while another step runs")
+        rows: dict[int, Logits] = {}
+        for start in range(0, len(selection), most):
+            part = selection[start : start + most]
+            if start:
+                seat.block.select(part)
+                value = self._device.submit(seat.recordings[Size(0, smallest(len(part), most))])
+                self._device.wait(value, _STEP_TIMEOUT_S)
+            for row, logits in self._read(seat, range(len(part))).items():
+                rows[start + row] = logits.copy() if len(selection) > most else logits
+        return rows
 
     def _copy(self) -> None:
         """Submit the copies of rows that were asked for."""
@@ -227,29 +286,39 @@ class ResidentExecutor:
         """Return all grids of all sizes: a block has room for these."""
         grids = Grids()
         nowhere = StepPlaces(block=0, selection=0, before=0, logits=FloatRows(0, self.vocabulary, 0))
+        draws = Draws.grids(self.vocabulary)
         for rows in classes(self.max_rows):
             body = self._assembler(nowhere, rows, Live.ROWS).dispatches(self._lowering.body)
             tail = self._assembler(nowhere, rows, Live.SELECTED).dispatches(self._lowering.tail)
-            for dispatch in (*body, *tail):
-                grids.number(dispatch.grid)
+            for grid in (*(dispatch.grid for dispatch in (*body, *tail)), *draws):
+                grids.number(grid)
         return grids
 
-    def _record(self, seat: Seat, size: Size) -> Commands:
+    def _record_all(self, seat: Seat, before: Seat) -> None:
+        places = seat.places(before)
+        for size in self._sizes():
+            seat.recordings[size] = self._record(seat, places, size)
+        for row in range(self._shape.selected):
+            recorder = self._device.recorder()
+            start = row * seat.row_bytes
+            recorder.copy(seat.logits, seat.arrival, [(start, start, seat.row_bytes)])
+            seat.reads.append(recorder.finish())
+
+    def _record(self, seat: Seat, places: StepPlaces, size: Size) -> Commands:
         recorder = self._device.recorder()
         sequencer = Sequencer(recorder, self._pipelines, self._grids, seat.block)
         if size.rows:
-            assembler = self._assembler(seat.places, size.rows, Live.ROWS)
-            sequencer.add(assembler.dispatches(self._lowering.body))
+            body = self._assembler(places, size.rows, Live.ROWS)
+            sequencer.add(body.dispatches(self._lowering.body))
         if size.selected:
-            assembler = self._assembler(seat.places, size.selected, Live.SELECTED)
-            sequencer.add(assembler.dispatches(self._lowering.tail))
-            recorder.barrier()
-            recorder.copy(seat.logits, seat.arrival, [(0, 0, size.selected * seat.row_bytes)])
+            tail = self._assembler(places, size.selected, Live.SELECTED)
+            sequencer.add(tail.dispatches(self._lowering.tail))
+            sequencer.add(seat.draws.dispatches(places.logits))
         return recorder.finish()
 
     def _assembler(self, step: StepPlaces, rows: int, live: Live) -> Assembler:
-        dot = self._device.facts.fast_dot
-        return Assembler(self._memory.places, step, self._codec, dot=dot, rows=rows, live=live)
+        facts = self._device.facts
+        return Assembler(self._memory.places, step, self._codec, facts=facts, rows=rows, live=live)
 
 
 def _selection(batch: Batch) -> tuple[int, ...]:

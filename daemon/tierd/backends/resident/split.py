@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from tierd.backends.resident import ops
 from tierd.backends.resident.regions import TILE
 
-# Most query heads of a K/V head that one group takes, and most of their values.
-_QUERIES = 16
-_QUERY_VALUES = 4096
+# Most query vectors (heads of a K/V head, times rows) that one group takes, and most of their values.
+_VECTORS = 12
+_VECTOR_VALUES = 4096
 # What attention leaves in memory at most, and most rows that are split.
 _PARTIALS_BYTES = 64 << 20
 _ROWS = 8
@@ -29,8 +29,13 @@ _QUAD = 16
 def queries_of(op: ops.Attend) -> int:
     """Return how many query heads a group takes: a divisor of those that share a K/V head."""
     group = op.heads // op.store.heads
-    most = min(_QUERIES, _QUERY_VALUES // op.store.head_size)
+    most = _most_vectors(op)
     return max(count for count in range(1, group + 1) if group % count == 0 and count <= most)
+
+
+def query_rows_of(op: ops.Attend, rows: int) -> int:
+    """Return how many rows share a group in steps of at most so many rows; 1 where splits may be."""
+    return 1 if rows <= _ROWS else _most_vectors(op) // queries_of(op)
 
 
 def groups_of(op: ops.Attend) -> int:
@@ -66,6 +71,10 @@ class Split:
         if rows > self.rows:
             return 1
         return min(_SPLITS, max(1, (last_position // TILE + 1) // _TILES))
+
+
+def _most_vectors(op: ops.Attend) -> int:
+    return min(_VECTORS, _VECTOR_VALUES // op.store.head_size)
 
 
 def _tile_bytes(op: ops.Attend) -> int:
