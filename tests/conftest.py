@@ -13,9 +13,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let servers put their admin sockets into a folder of the tests, not into the user's or the system's."""
+def _directories(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let servers put their admin sockets and caches into folders of the tests, not into the user's."""
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("run"))
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     os.environ.pop("RUNTIME_DIRECTORY", None)
 
 

@@ -23,6 +23,7 @@ from tierd.http.listeners import listen
 from tierd.metrics import Metrics
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import open_slot
+from tierd.tier.host_site import HostSite
 
 LONG_WAIT_S = 20
 
@@ -82,7 +83,7 @@ def serve(
     metrics = Metrics("test")
     engine = Engine(
         mailboxes.deliver,
-        open_slot=partial(open_slot, settings=settings, backend=backend or NullBackend()),
+        open_slot=partial(open_slot, settings=settings, site=HostSite(backend or NullBackend())),
         metrics=metrics,
         settings=settings,
     )

@@ -142,6 +142,10 @@ def test_wrong_type_is_named(settings_file: Path, text: str, message: str) -> No
             "[[models]]\nid='a'\npath='b'\nkv_dtype='f8'",
             "models[0].kv_dtype must be one of f32, f16, q8_0, tq4",
         ),
+        ("gpu.mode = 'on'", "gpu.mode must be one of auto, off, resident, not 'on'"),
+        ("gpu.require = ''", "gpu.require must be one of none, resident, not ''"),
+        ("gpu.vram_limit_mb = -1", "gpu.vram_limit_mb must be 0 or more, not -1"),
+        ("[[models]]\nid='a'\npath='b'\nrequire='cpu'", "models[0].require must be one of none, resident"),
         ("[[models]]\nid='a b'\npath='b'", "models[0].id must be a name"),
         ("[[models]]\nid='a'\npath='b'\ntop_p=nan", "models[0].top_p must lie between 0 and 1, not nan"),
         ("[[models]]\nid='a'", "models[0].path is missing"),
@@ -150,6 +154,20 @@ def test_wrong_type_is_named(settings_file: Path, text: str, message: str) -> No
 )
 def test_bad_value_is_named(settings_file: Path, text: str, message: str) -> None:
     assert complaint(settings_file, text).startswith(message)
+
+
+def test_a_tier_that_is_kept_off_cannot_be_required(settings_file: Path) -> None:
+    table = "[[models]]\nid='a'\npath='m.gguf'\n"
+    message = (
+        "'a' cannot be resident on the GPU, as `require` demands, while gpu.mode is off; change one of them"
+    )
+    off = "gpu.mode = 'off'\n"
+    assert complaint(settings_file, f"{off}gpu.require = 'resident'\n{table}") == message
+    assert complaint(settings_file, f"{off}{table}require = 'resident'\n") == message
+    settings = load(settings_file, f"{off}gpu.require = 'resident'\n{table}require = 'none'\n")
+    assert settings.required(settings.models[0]) == "none"
+    settings = load(settings_file, f"gpu.require = 'resident'\n{table}")
+    assert settings.required(settings.models[0]) == "resident"
 
 
 def test_every_number_of_seconds_has_an_end() -> None:

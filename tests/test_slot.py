@@ -9,6 +9,7 @@ from tierd.backends.null import NullBackend
 from tierd.errors import ModelError, ModelFileError, SettingsError, UnsupportedModelError
 from tierd.settings import EngineSettings, KVSettings, LimitsSettings, ModelSettings, Settings
 from tierd.slot import Slot, open_slot
+from tierd.tier.host_site import HostSite
 from tiny import write_llama
 
 # Two layers of one K/V head of 40 values; a page of the null backend is 4 positions of f16, K and V.
@@ -29,12 +30,13 @@ def opened(path: Path, *, memory_mb: int = 100, neighbours: int = 0, **options: 
         kv=KVSettings(memory_mb=memory_mb),
         models=(model,) * (1 + neighbours),
     )
-    return open_slot(model, settings, NullBackend())
+    return open_slot(model, settings, HostSite(NullBackend()))
 
 
 def test_a_slot_has_all_that_serving_takes(tiny: Path) -> None:
     slot = opened(tiny, streams=3)
-    assert (slot.id, slot.plan.architecture, slot.outcome) == ("tiny", "llama", "cpu")
+    assert (slot.id, slot.plan.architecture) == ("tiny", "llama")
+    assert (slot.outcome, slot.device, slot.decline) == ("cpu", "null", "")
     assert slot.context == 8192
     assert slot.pool.total == slot.executor.pages == 3 * 8192 // 4
     assert slot.executor.max_rows == 32 + 3

@@ -5,6 +5,7 @@
     ├── ModelError               a model cannot be loaded (exit code 4)
     │   ├── ModelFileError       the GGUF file is damaged or lies about itself
     │   └── UnsupportedModelError  a sound file that asks for what tierd does not have
+    ├── RequiredTierError        a model does not reach the tier that it must run on (exit code 3)
     ├── RequestError             a client's request cannot be served as asked
     │   ├── InvalidRequestError  a field is wrong; names it
     │   │   └── ContextLengthExceededError
@@ -46,6 +47,10 @@ class ModelFileError(ModelError):
 
 class UnsupportedModelError(ModelError):
     """A sound file asks for an architecture, format or tokenizer that tierd does not have."""
+
+
+class RequiredTierError(TierdError):
+    """A required tier was not reached: the device declines the model, or there is none; says why."""
 
 
 class RequestError(TierdError):

@@ -102,3 +102,15 @@ class Metrics:
             registry=registry,
         )
         self.pages_total = Gauge("tierd_kv_pages", "K/V pages there are.", MODEL, registry=registry)
+        self.model_outcome = Gauge(
+            "tierd_model_outcome",
+            "1 where a model runs: cpu or gpu:resident.",
+            (*MODEL, "outcome"),
+            registry=registry,
+        )
+        self.gpu_memory = Gauge(
+            "tierd_gpu_memory_bytes",
+            "Memory of the device that models take (used), and may take in all (budget); 0 without a device.",
+            ("kind",),
+            registry=registry,
+        )

@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 from tierd.errors import SettingsError
 
 KV_DTYPES = ("f32", "f16", "q8_0", "tq4")
+GPU_MODES = ("auto", "off", "resident")
+GPU_TIERS = ("none", "resident")
 LOG_LEVELS = ("info", "warning", "error")
 DAY_S = 86400
 
@@ -78,6 +80,11 @@ def _one_of(*choices: str) -> Check:
         return "" if value in choices else "be one of " + ", ".join(choices)
 
     return check
+
+
+def _optional(check: Check) -> Check:
+    """Let "" pass as well."""
+    return lambda value: check(value) if value else ""
 
 
 def _checked(check: Check) -> Mapping[str, Check]:
@@ -159,12 +166,29 @@ class KVSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GPUSettings:
+    """`[gpu]`: whether models run on a GPU, and what happens when they cannot.
+
+    mode: "resident" asks for whole models there, "auto" does so where there is a device at all.
+    allow_software: whether a device that is a program on the processor counts.
+    require: what every model must reach; with "none" it may run on the CPU instead.
+    vram_limit_mb: MiB of device memory that all models may take; 0: what the device has.
+    """
+
+    mode: str = field(default="auto", metadata=_checked(_one_of(*GPU_MODES)))
+    allow_software: bool = False
+    require: str = field(default="none", metadata=_checked(_one_of(*GPU_TIERS)))
+    vram_limit_mb: int = field(default=0, metadata=_checked(_within(0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """One `[[models]]` table.
 
     context: most positions of one stream; 0: the model's own, as far as memory allows.
     streams: most requests served at the same time; further ones wait.
     weight: its share of a device's time, relative to other models that have work there.
+    require: as in [gpu]; "": what stands there.
     chat_template: a Jinja file used instead of the template in the model file.
     temperature to penalty_window: the sampling of a request that is silent about it; see
     `core.SamplingParams`.
@@ -177,6 +201,7 @@ class ModelSettings:
     streams: int = field(default=8, metadata=_checked(_within(1, 1024)))
     weight: int = field(default=1, metadata=_checked(_within(1, 1000)))
     kv_dtype: str = field(default="f16", metadata=_checked(_one_of(*KV_DTYPES)))
+    require: str = field(default="", metadata=_checked(_optional(_one_of(*GPU_TIERS))))
     chat_template: Path | None = None
     temperature: float = field(default=1.0, metadata=_checked(_within(0, 100)))
     top_k: int = field(default=0, metadata=_checked(_within(0)))
@@ -199,7 +224,12 @@ class Settings:
     queue: QueueSettings = QueueSettings()
     limits: LimitsSettings = LimitsSettings()
     kv: KVSettings = KVSettings()
+    gpu: GPUSettings = GPUSettings()
     models: tuple[ModelSettings, ...] = ()
+
+    def required(self, model: ModelSettings) -> str:
+        """Return the tier that a model must reach, "none" where it need not reach any."""
+        return model.require or self.gpu.require
 
 
 def models_directory() -> Path:
@@ -243,7 +273,9 @@ def load_settings(
         )
     named = tuple(_model_from_flag(model) for model in models)
     where = str(path) if path else "--model"
-    return dataclasses.replace(settings, models=_settle_models(where, settings.models + named))
+    settings = dataclasses.replace(settings, models=_settle_models(where, settings.models + named))
+    _check_required(where, settings)
+    return settings
 
 
 def _model_from_flag(path: Path) -> ModelSettings:
@@ -273,6 +305,19 @@ def _settle_models(where: str, models: tuple[ModelSettings, ...]) -> tuple[Model
     return (dataclasses.replace(models[0], default=True), *models[1:])
 
 
+def _check_required(where: str, settings: Settings) -> None:
+    """Raise SettingsError where a tier is required that the settings keep off."""
+    if settings.gpu.mode != "off":
+        return
+    for model in settings.models:
+        required = settings.required(model)
+        if required != "none":
+            raise SettingsError(
+                f"{where}: {model.id!r} cannot be {required} on the GPU, as `require` demands, "
+                "while gpu.mode is off; change one of them"
+            )
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -293,6 +338,7 @@ _Section = TypeVar(
     QueueSettings,
     LimitsSettings,
     KVSettings,
+    GPUSettings,
     ModelSettings,
 )
 

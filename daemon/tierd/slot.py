@@ -6,18 +6,18 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tierd.backends import library
-from tierd.backends.protocol import Backend, Executor
+from tierd.backends.protocol import Executor
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
 from tierd.core import Batch, Request, Sequence
-from tierd.errors import ModelError, ModelFileError, SettingsError
+from tierd.errors import ModelError, ModelFileError, RequiredTierError, SettingsError
 from tierd.kv.pool import PagePool
 from tierd.kv.prefix import PrefixCache
-from tierd.kv.sizing import PromisedMemory, available_memory, memory_budget, pages_for, size_cache
+from tierd.kv.sizing import pages_for
 from tierd.models import GGUFFile, build_plan
-from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
 from tierd.settings import LimitsSettings, ModelSettings, Settings
 
@@ -36,6 +36,31 @@ class Step:
     void: set[Sequence] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A model where it runs. context: positions of one stream.
+
+    outcome: "cpu" or "gpu:resident". device: what computes, by name. decline: why the model is not on the
+    device, in plain words; "" when it is, or is not meant to be.
+    """
+
+    executor: Executor
+    context: int
+    outcome: str
+    device: str
+    decline: str = ""
+
+
+class Site(Protocol):
+    """Where models can be put."""
+
+    def put(self, model: ModelSettings, settings: Settings, plan: Plan, file: GGUFFile) -> Placed:
+        """Reserve room for a model and compile it there. Called from any thread; takes seconds.
+
+        Copies what it needs of the file. Raises TierdError when the model cannot be there.
+        """
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Slot:
     """A loaded model and its streams.
@@ -45,7 +70,7 @@ class Slot:
     waiting: not admitted yet, in order of arrival. running: admitted, in order of admission.
     steps: what the executor has been given and is not done with, oldest first. Pages of a sequence of a step
     stay its own until the step is done, even when the sequence has left.
-    outcome: where the model runs.
+    outcome, device, decline: where the model runs, and why not on the device; see Placed.
     """
 
     settings: ModelSettings
@@ -59,6 +84,8 @@ class Slot:
     prefix_cache: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
     outcome: str = "cpu"
+    device: str = ""
+    decline: str = ""
     pool: PagePool = field(init=False)
     prefixes: PrefixCache = field(init=False)
     waiting: deque[Sequence] = field(default_factory=deque)
@@ -88,20 +115,17 @@ class Slot:
         self.executor.close()
 
 
-def open_slot(
-    model: ModelSettings, settings: Settings, backend: Backend, promised: PromisedMemory | None = None
-) -> Slot:
-    """Open a model file and build all that serving it takes. Takes seconds; shares only `promised`.
+def open_slot(model: ModelSettings, settings: Settings, site: Site) -> Slot:
+    """Open a model file and build all that serving it takes. Takes seconds; shares only `site`.
 
-    promised: what the other models of the process may still take; None: there are none.
-    Raises ModelError and SettingsError, which name the model.
+    Raises ModelError, SettingsError and RequiredTierError, which name the model.
     """
     started = time.monotonic()
     try:
-        slot = _build(model, settings, backend, promised or PromisedMemory())
+        slot = _build(model, settings, site)
     except ModelFileError as error:
         raise ModelFileError(f"{model.id}: {error}; fetch or convert the file again") from error
-    except (ModelError, SettingsError) as error:
+    except (ModelError, SettingsError, RequiredTierError) as error:
         raise type(error)(f"{model.id}: {error}") from error
     except MemoryError as error:
         raise ModelError(
@@ -112,7 +136,7 @@ def open_slot(
     log.info(
         "model=%s loaded in %.2f s: %s on %s, context %d%s, %d streams, "
         "K/V %s in %d pages of %d positions (%.0f MiB)",
-        model.id, time.monotonic() - started, slot.plan.architecture, slot.executor.name, slot.context,
+        model.id, time.monotonic() - started, slot.plan.architecture, slot.outcome, slot.context,
         "" if model.context or slot.context == slot.plan.context
         else f" of the model's {slot.plan.context} (K/V memory allows no more)",
         model.streams, model.kv_dtype, pages, positions,
@@ -121,60 +145,27 @@ def open_slot(
     return slot
 
 
-def _build(model: ModelSettings, settings: Settings, backend: Backend, promised: PromisedMemory) -> Slot:
+def _build(model: ModelSettings, settings: Settings, site: Site) -> Slot:
     with GGUFFile.open(model.path) as file:
-        return _build_from(file, model, settings, backend, promised)
-
-
-def _build_from(
-    file: GGUFFile, model: ModelSettings, settings: Settings, backend: Backend, promised: PromisedMemory
-) -> Slot:
-    plan = build_plan(file)
-    max_rows = settings.engine.chunk_rows + model.streams
-    working = backend.working_bytes(plan, file, max_rows)
-    _check_memory(working, max_rows)
-    tokenizer = build_tokenizer(file)
-    renderer = build_renderer(file, tokenizer, read_template(model))
-    library.trim()  # what building them took
-    codec = KV_CODECS[model.kv_dtype]
-    page_bytes = backend.page_bytes(plan, codec)
-    size = size_cache(
-        trained=plan.context,
-        asked=model.context,
-        streams=model.streams,
-        page_positions=backend.page_positions,
-        page_bytes=page_bytes,
-        budget=memory_budget(settings.kv.memory_mb, max(1, len(settings.models)), working),
-    )
-    pool = size.pages * page_bytes
-    promised.promise(model.id, pool, working, available_memory())
-    try:
-        executor = backend.compile(plan, file, codec=codec, pages=size.pages, max_rows=max_rows)
-    except BaseException:
-        promised.settle(model.id, 0)
-        raise
-    promised.settle(model.id, pool)
+        plan = build_plan(file)
+        tokenizer = build_tokenizer(file)
+        renderer = build_renderer(file, tokenizer, read_template(model))
+        library.trim()  # what building them took
+        placed = site.put(model, settings, plan, file)
     return Slot(
         settings=model,
         limits=settings.limits,
         plan=plan,
         tokenizer=tokenizer,
         renderer=renderer,
-        executor=executor,
-        context=size.context,
+        executor=placed.executor,
+        context=placed.context,
         chunk_rows=settings.engine.chunk_rows,
         prefix_cache=settings.kv.prefix_cache,
+        outcome=placed.outcome,
+        device=placed.device,
+        decline=placed.decline,
     )
-
-
-def _check_memory(needed: int, max_rows: int) -> None:
-    """Raise ModelError where taking so many bytes would leave the machine without memory."""
-    there = available_memory()
-    if needed > there:
-        raise ModelError(
-            f"its weights and the buffers of a step of {max_rows} rows need {needed >> 20:,} MiB, but only "
-            f"{there >> 20:,} MiB are free; serve fewer models or smaller ones, or lower engine.chunk_rows"
-        )
 
 
 def read_template(model: ModelSettings) -> str | None:

@@ -14,6 +14,7 @@ from tierd.engine.sampler import pick, score
 from tierd.engine.scheduler import commit, leave, schedule, settle
 from tierd.settings import EngineSettings, KVSettings, ModelSettings, Settings
 from tierd.slot import Step, open_slot
+from tierd.tier.host_site import HostSite
 
 
 class Seat:
@@ -26,7 +27,7 @@ class Seat:
         settings = Settings(engine=EngineSettings(threads=threads), kv=KVSettings(prefix_cache=False))
         model = ModelSettings(id="bench", path=path, context=context, streams=streams)
         self._backend = HostBackend(settings.engine.threads)
-        self.slot = open_slot(model, settings, self._backend)
+        self.slot = open_slot(model, settings, HostSite(self._backend))
         self.page_pool_bytes = self.slot.executor.pages * self.slot.executor.page_bytes
 
     @property

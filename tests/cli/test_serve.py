@@ -18,14 +18,13 @@ import openai
 import pytest
 
 from live import LONG_WAIT_S, wait_until
-from tierd.backends.protocol import Backend
+from no_gpu import NO_DRIVER, NO_GPU
 from tierd.cli import main, serve
 from tierd.errors import ModelError
 from tierd.http import Server
 from tierd.http.listeners import listen_at
-from tierd.kv.sizing import PromisedMemory
 from tierd.settings import AdminSettings, ModelSettings, ServerSettings, Settings
-from tierd.slot import Slot, open_slot
+from tierd.slot import Slot
 from tiny import write_llama
 
 
@@ -118,6 +117,8 @@ def test_out_of_the_box_there_is_an_admin_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for name, value in NO_GPU.items():
+        monkeypatch.setenv(name, value)
     model = write_llama(tmp_path / "tiny.gguf")
     path, log = tmp_path / "tierd" / "admin.sock", tmp_path / "log"
     with serving("--model", str(model), log=log) as (process, _):
@@ -126,7 +127,8 @@ def test_out_of_the_box_there_is_an_admin_socket(
         process.terminate()
         assert process.wait(timeout=20) == 0
     assert not path.exists()
-    loaded, admin, *_ = lines_of(log)
+    noted, loaded, admin, *_ = lines_of(log)
+    assert noted == f"INFO models run on the CPU: {NO_DRIVER}"
     assert re.fullmatch(
         r"INFO model=tiny loaded in \d+\.\d\d s: llama on cpu, context 512, 8 streams, "
         r"K/V f16 in \d+ pages of \d+ positions \(\d+ MiB\)",
@@ -166,14 +168,14 @@ class Started:
             self.server, self.url = server, url
             self._listening.set()
 
-        def opened(
-            model: ModelSettings, settings: Settings, backend: Backend, promised: PromisedMemory
-        ) -> Slot:
+        open_model = serve.Tier.open
+
+        def opened(tier: serve.Tier, model: ModelSettings) -> Slot:
             assert self.opened.wait(LONG_WAIT_S)
-            return open_slot(model, settings, backend, promised)
+            return open_model(tier, model)
 
         monkeypatch.setattr(serve.Start, "begin", begun)
-        monkeypatch.setattr(serve, "open_slot", opened)
+        monkeypatch.setattr(serve.Tier, "open", opened)
 
     def _run(self) -> None:
         try:

@@ -26,6 +26,7 @@ from tierd.core import Batch, Chunk
 from tierd.errors import TierdError
 from tierd.settings import KVSettings, ModelSettings, Settings
 from tierd.slot import open_slot
+from tierd.tier.host_site import HostSite
 
 RAN, REFUSED, CRASHED = 0, 10, 11
 SETTINGS = Settings(kv=KVSettings(memory_mb=64))
@@ -34,7 +35,7 @@ SETTINGS = Settings(kv=KVSettings(memory_mb=64))
 def open_and_step(path: Path) -> None:
     """Open a model as the daemon does, encode a prompt, feed it, and spell out the token that comes."""
     backend = HostBackend(threads=2)
-    slot = open_slot(ModelSettings(id="model", path=path), SETTINGS, backend)
+    slot = open_slot(ModelSettings(id="model", path=path), SETTINGS, HostSite(backend))
     if slot.renderer is not None:
         slot.renderer.render([{"role": "user", "content": "the one"}])
     ids = slot.tokenizer.encode("the <|im_end|> \xff\U0001f642 one", add_special=True, parse_special=True)

@@ -26,6 +26,7 @@ from tierd.backends.host import HostBackend
 from tierd.errors import ModelError
 from tierd.settings import KVSettings, ModelSettings, Settings
 from tierd.slot import open_slot
+from tierd.tier.host_site import HostSite
 from tiny import write_gemma3, write_llama
 
 FILES = 500
@@ -120,11 +121,11 @@ def test_a_file_that_asks_for_too_much_memory_is_refused(
 def test_what_would_leave_the_machine_without_memory_is_refused_before_it_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tierd.slot.available_memory", lambda: 64 << 20)
+    monkeypatch.setattr("tierd.tier.host_site.available_memory", lambda: 64 << 20)
     backend = HostBackend(threads=1)
     settings = Settings(kv=KVSettings(memory_mb=1))
     with pytest.raises(ModelError, match=r"a step of 264 rows need [\d,]+ MiB, but only 64 MiB are free"):
-        open_slot(ModelSettings(id="wide", path=wide(tmp_path, 50_000)), settings, backend)
+        open_slot(ModelSettings(id="wide", path=wide(tmp_path, 50_000)), settings, HostSite(backend))
     backend.close()
 
 
@@ -135,7 +136,7 @@ def test_layers_without_tensors_are_not_counted_out(sound: list[Parts], tmp_path
     path.write_bytes(gemma3.forge([*keys, Key("gemma3.block_count", U32, struct.pack("<I", 2**31 - 1))]))
     backend = HostBackend(threads=1)
     with pytest.raises(ModelError, match=r"key gemma3\.block_count is 2147483647, outside 1 to"):
-        open_slot(ModelSettings(id="endless", path=path), Settings(), backend)
+        open_slot(ModelSettings(id="endless", path=path), Settings(), HostSite(backend))
     backend.close()
 
 
@@ -146,5 +147,5 @@ def test_a_tensor_more_is_refused_by_its_name(sound: list[Parts], tmp_path: Path
     path.write_bytes(sound[0].forge(entries=[*sound[0].entries, extra]) + padding)
     backend = HostBackend(threads=1)
     with pytest.raises(ModelError, match=r"tensor blk\.0\.ghost\.weight belongs to nothing"):
-        open_slot(ModelSettings(id="more", path=path), Settings(), backend)
+        open_slot(ModelSettings(id="more", path=path), Settings(), HostSite(backend))
     backend.close()

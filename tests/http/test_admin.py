@@ -89,7 +89,14 @@ def test_status_tells_how_the_models_stand(server: Administered) -> None:
     for model in answer["models"]:
         pages = model.pop("pages")
         assert model.pop("id")
-        assert model == {"outcome": "cpu", "running": 0, "paused": 0, "waiting": 0}
+        assert model == {
+            "outcome": "cpu",
+            "device": "null",
+            "decline": "",
+            "running": 0,
+            "paused": 0,
+            "waiting": 0,
+        }
         assert pages == {
             "total": pages["total"],
             "used": 0,
@@ -127,6 +134,8 @@ def test_slots_tell_what_the_models_are(server: Administered, tiny_model: ModelS
         "path": str(tiny_model.path),
         "architecture": "llama",
         "outcome": "cpu",
+        "device": "null",
+        "decline": "",
         "context": 256,
         "streams": 16,
         "kv_dtype": "f16",

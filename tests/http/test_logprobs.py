@@ -22,6 +22,7 @@ from tierd.http.logprobs import LEAST, ChatScribe, TextScribe
 from tierd.http.responses import Heading
 from tierd.settings import KVSettings, ModelSettings, Settings
 from tierd.slot import open_slot
+from tierd.tier.host_site import HostSite
 from tiny import write_llama
 
 MESSAGES = [{"role": "user", "content": "Say something."}]
@@ -48,7 +49,7 @@ def host(host_model: ModelSettings) -> Iterator[Live]:
 def executor(host_model: ModelSettings) -> Iterator[Executor]:
     """The same model, to be asked directly."""
     backend = HostBackend(1)
-    slot = open_slot(host_model, Settings(kv=KVSettings(memory_mb=16)), backend)
+    slot = open_slot(host_model, Settings(kv=KVSettings(memory_mb=16)), HostSite(backend))
     yield slot.executor
     slot.close()
     backend.close()

@@ -91,14 +91,14 @@ def compile_plan(
 
 
 class HostBackend:
-    """The processor as a backend: a pool of threads that its executors share."""
+    """The processor as a backend. pool: threads that its executors share."""
 
     name = "cpu"
     page_positions = PAGE_POSITIONS
 
     def __init__(self, threads: int) -> None:
         """Start the threads; 0 takes one per usable core. Raises ModelError when they cannot start."""
-        self._pool = ThreadPool(threads)
+        self.pool = ThreadPool(threads)
 
     def page_bytes(self, plan: Plan, codec: KVCodec) -> int:
         """See Backend."""
@@ -112,11 +112,11 @@ class HostBackend:
         self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int
     ) -> HostExecutor:
         """See Backend."""
-        return compile_plan(plan, file, codec=codec, pages=pages, max_rows=max_rows, pool=self._pool)
+        return compile_plan(plan, file, codec=codec, pages=pages, max_rows=max_rows, pool=self.pool)
 
     def close(self) -> None:
         """Stop the threads. Idempotent; every executor has been closed."""
-        self._pool.close()
+        self.pool.close()
 
 
 class HostExecutor:

@@ -1,6 +1,7 @@
 """The command line: settings, wiring, exit codes.
 
-Exit codes: 0 fine; 1 anything not named here; 2 settings or usage; 4 a model could not be loaded.
+Exit codes: 0 fine; 1 anything not named here; 2 settings or usage; 3 a required tier was not
+reached; 4 a model could not be loaded.
 Errors are one line on standard error.
 """
 
@@ -15,7 +16,7 @@ import click
 
 from tierd import __version__
 from tierd.cli.parameters import PARAMETERS
-from tierd.errors import ModelError, SettingsError, TierdError
+from tierd.errors import ModelError, RequiredTierError, SettingsError, TierdError
 from tierd.settings import LOG_LEVELS, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_TIER = 3
 EXIT_MODEL = 4
 
 _config = click.option(
@@ -69,6 +71,7 @@ def tierd() -> None:
       0  fine
       1  anything not named here
       2  settings or usage, an address in use among them
+      3  a model cannot be on the GPU, where `require` says that it must
       4  a model could not be loaded
     """
 
@@ -83,7 +86,8 @@ def _serve(config: Path | None, models: Sequence[Path], listen: str | None, log_
 
     The OpenAI API is at http://HOST:PORT/v1, beside /health and /metrics. One line on standard output says
     when all models are ready; the log goes to standard error. Until then, requests are answered with 503.
-    When one of the models cannot be loaded, tierd serves none: it names the model and exits with code 4.
+    When one of the models cannot be loaded, tierd serves none: it names the model and exits with code 4, or
+    with code 3 when it is required to be on the GPU and cannot.
 
     \b
     Examples:
@@ -104,7 +108,7 @@ def _serve(config: Path | None, models: Sequence[Path], listen: str | None, log_
 @_model_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def _models(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
-    """Say what model files hold, and whether tierd can serve them.
+    """Say what model files hold, whether tierd can serve them, and where they would run now.
 
     \b
     Examples:
@@ -114,7 +118,7 @@ def _models(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
     settings = _settings(config, models)
     from tierd.cli.models import describe, print_json, print_table
 
-    reports = [describe(model) for model in settings.models]
+    reports = describe(settings)
     (print_json if as_json else print_table)(reports)
 
 
@@ -253,6 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.format_message(), EXIT_USAGE)
     except SettingsError as error:
         return _fail(str(error), EXIT_USAGE)
+    except RequiredTierError as error:
+        return _fail(str(error), EXIT_TIER)
     except ModelError as error:
         return _fail(str(error), EXIT_MODEL)
     except (TierdError, OSError) as error:

@@ -56,7 +56,7 @@ def print_status(status: Status) -> None:
 
 
 def print_slots(answer: Slots) -> None:
-    """Print the answer of /slots."""
+    """Print the answer of /slots; below it, which models are not on the GPU, and why."""
     table = _table(
         "model", "architecture", "outcome", "K/V", right=("context", "streams", "prompt", "output")
     )
@@ -64,7 +64,11 @@ def print_slots(answer: Slots) -> None:
         names = (slot.id + (" (default)" if slot.default else ""), slot.architecture, slot.outcome)
         counts = (slot.context, slot.streams, slot.max_prompt_tokens, slot.max_output_tokens)
         table.add_row(*map(escape, (*names, slot.kv_dtype)), *(f"{count:,}" for count in counts))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    for slot in answer.slots:
+        if slot.decline:
+            console.print(f"{slot.id} is not on the GPU: {slot.decline}", markup=False, soft_wrap=True)
 
 
 def _table(*left: str, right: tuple[str, ...]) -> Table:

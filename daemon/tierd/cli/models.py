@@ -18,8 +18,9 @@ from tierd.chat.tokenizer import build_tokenizer
 from tierd.errors import ModelError, SettingsError
 from tierd.models.families import build_plan
 from tierd.models.gguf import GGUFFile
-from tierd.settings import ModelSettings
+from tierd.settings import ModelSettings, Settings
 from tierd.slot import read_template
+from tierd.tier.placing import Foreseen, foresee, required_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class ModelReport:
 
     size: bytes of the file. weights: format name -> its share of the weights' bytes, largest first.
     context: positions it was trained for. problem: why it cannot be served; None when it can.
+    outcome: where it would run if it were loaded now. decline: why not on the device, "" when it would or is
+    not meant to.
     """
 
     id: str
@@ -38,10 +41,30 @@ class ModelReport:
     weights: Mapping[str, float] | None = None
     context: int | None = None
     chat: bool | None = None
+    outcome: str | None = None
+    decline: str = ""
     problem: str | None = None
 
 
-def describe(model: ModelSettings) -> ModelReport:
+def describe(settings: Settings) -> list[ModelReport]:
+    """Say of all models what they are and where they would run."""
+    foreseen = foresee(settings)
+    return [
+        _place(report, foreseen.get(report.id), settings.required(model))
+        for model, report in ((model, _describe(model)) for model in settings.models)
+    ]
+
+
+def _place(report: ModelReport, foreseen: Foreseen | None, required: str) -> ModelReport:
+    """Add where a model would run, unless it cannot be served."""
+    if report.problem is not None or foreseen is None:
+        return report
+    if foreseen.decline and required != "none":
+        return dataclasses.replace(report, problem=str(required_error(required, foreseen.decline)))
+    return dataclasses.replace(report, outcome=foreseen.outcome, decline=foreseen.decline)
+
+
+def _describe(model: ModelSettings) -> ModelReport:
     """Open a model's file and see whether a plan and a tokenizer can be made of it."""
     report = ModelReport(id=model.id, path=str(model.path), default=model.default)
     try:
@@ -74,9 +97,9 @@ def print_json(reports: Sequence[ModelReport]) -> None:
 
 
 def print_table(reports: Sequence[ModelReport]) -> None:
-    """Print the reports as a table; what cannot be served is explained below it."""
+    """Print the reports as a table; below it, what cannot be served, and what not on the device, and why."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("model", "architecture", "size", "weights", "context", "serves"):
+    for heading in ("model", "architecture", "size", "weights", "context", "serves", "runs on"):
         justify: JustifyMethod = "right" if heading in ("size", "context") else "left"
         table.add_column(heading, justify=justify, overflow="fold")
     for report in reports:
@@ -87,12 +110,25 @@ def print_table(reports: Sequence[ModelReport]) -> None:
             "?" if report.weights is None else _mix(report.weights),
             "?" if report.context is None else f"{report.context:,}",
             _serves(report),
+            report.outcome or "",
         )
     console = Console(highlight=False)
     console.print(table)
     for report in reports:
         if report.problem is not None:
             console.print(f"\n{report.id}: {report.problem}", style="red", markup=False, soft_wrap=True)
+    for decline, declined in _by_decline(reports).items():
+        text = f"\n{', '.join(declined)}: not on the GPU: {decline}"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
+
+
+def _by_decline(reports: Sequence[ModelReport]) -> dict[str, list[str]]:
+    """Return the models that are declined, by the reason."""
+    declined: dict[str, list[str]] = {}
+    for report in reports:
+        if report.decline:
+            declined.setdefault(report.decline, []).append(report.id)
+    return declined
 
 
 def _mix(weights: Mapping[str, float]) -> str:

@@ -1,7 +1,8 @@
 """`tierd serve`: the parts put together.
 
 The listeners come first, so that an address in use is found at once; then clients are answered, with 503
-while the models load; then tierd says that it is ready. A model that cannot be loaded ends all.
+while the models load; then tierd says that it is ready. A model that cannot be loaded, or not where it must
+run, ends all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import logging
 import socket
 import threading
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import click
@@ -23,10 +23,10 @@ from tierd.engine import Engine
 from tierd.errors import SettingsError, TierdError
 from tierd.http import AdminServer, Mailboxes, Server, create_admin_app, serve
 from tierd.http.listeners import listen, listen_at, url
-from tierd.kv.sizing import PromisedMemory
 from tierd.metrics import Metrics
 from tierd.settings import AdminSettings, ModelSettings, Settings, admin_sockets
-from tierd.slot import open_slot
+from tierd.tier.host_site import HostSite
+from tierd.tier.placing import Tier
 
 # How long the engine may take to end what runs when a model could not be loaded.
 STOP_S = 10.0
@@ -42,12 +42,10 @@ def run(settings: Settings) -> None:
         doors = AdminDoors(settings.admin, stack)
         mailboxes, metrics = Mailboxes(), Metrics(__version__)
         backend = HostBackend(settings.engine.threads)
-        engine = Engine(
-            mailboxes.deliver,
-            open_slot=partial(open_slot, settings=settings, backend=backend, promised=PromisedMemory()),
-            metrics=metrics,
-            settings=settings,
-        )
+        tier = Tier(settings, HostSite(backend), backend.pool)
+        metrics.gpu_memory.labels("used").set_function(lambda: tier.status().used)
+        metrics.gpu_memory.labels("budget").set_function(lambda: tier.status().budget)
+        engine = Engine(mailboxes.deliver, open_slot=tier.open, metrics=metrics, settings=settings)
         engine.start()
         try:
             admin = [
@@ -59,6 +57,7 @@ def run(settings: Settings) -> None:
             start.check()
         finally:
             if engine.stop(STOP_S):
+                tier.close()
                 backend.close()
 
 

@@ -126,6 +126,7 @@ class Ledger:
     def published(self, snapshot: Snapshot) -> None:
         """Set the gauges."""
         for model, state in snapshot.models.items():
+            self._metrics.model_outcome.labels(model, state.outcome).set(1)
             self._metrics.running.labels(model).set(state.running)
             self._metrics.waiting.labels(model).set(state.waiting)
             self._metrics.paused.labels(model).set(state.paused)

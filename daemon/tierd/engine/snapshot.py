@@ -12,13 +12,15 @@ from tierd.slot import Slot
 class ModelSnapshot:
     """One model's streams and K/V pages. pages_free + pages_used + pages_cached = pages_total.
 
-    outcome: where the model runs; "cpu".
+    outcome, device, decline: where the model runs, and why not on the device; see `slot.Placed`.
     paused: those of the running streams whose clients do not keep up.
     pages_used: held by streams. pages_cached: held by the prefix cache alone, which gives them up for
     others. pages_reserved: free or cached pages that are promised to running streams.
     """
 
     outcome: str
+    device: str
+    decline: str
     running: int
     paused: int
     waiting: int
@@ -42,6 +44,8 @@ def observe(slots: Iterable[Slot]) -> Snapshot:
         {
             slot.id: ModelSnapshot(
                 outcome=slot.outcome,
+                device=slot.device,
+                decline=slot.decline,
                 running=len(slot.running),
                 paused=sum(sequence.paused for sequence in slot.running),
                 waiting=len(slot.waiting),

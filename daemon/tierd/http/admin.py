@@ -39,13 +39,16 @@ class Pages(msgspec.Struct, frozen=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of /status. outcome: where it runs; running, waiting: streams.
+    """One model of /status. running, waiting: streams.
 
-    paused: those of the running whose clients do not keep up.
+    outcome: where it runs, cpu or gpu:resident. device: what computes. decline: why not a GPU, "" if it does
+    or is not meant to. paused: those of the running whose clients do not keep up.
     """
 
     id: str
     outcome: str
+    device: str
+    decline: str
     running: int
     paused: int
     waiting: int
@@ -72,6 +75,8 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     architecture: str
     outcome: str
+    device: str
+    decline: str
     created: int
     context: int
     streams: int
@@ -127,6 +132,8 @@ class AdminRoutes:
             ModelStatus(
                 id=id,
                 outcome=model.outcome,
+                device=model.device,
+                decline=model.decline,
                 running=model.running,
                 paused=model.paused,
                 waiting=model.waiting,
@@ -164,6 +171,8 @@ def _slot(model: ModelSettings, entry: CatalogueEntry, snapshot: ModelSnapshot) 
         path=str(model.path),
         architecture=entry.architecture,
         outcome=snapshot.outcome,
+        device=snapshot.device,
+        decline=snapshot.decline,
         created=entry.created,
         context=entry.context,
         streams=model.streams,

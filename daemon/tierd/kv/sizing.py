@@ -39,19 +39,24 @@ def size_cache(
     Raises SettingsError when more than the trained context is asked for, ModelError when the
     budget does not hold one stream.
     """
-    if asked > trained:
-        raise SettingsError(
-            f"context = {asked} is more than the {trained} positions the model was trained for; lower it"
-        )
+    check_context(asked, trained)
     affordable = min(budget // page_bytes, MOST_PAGES)
     least = pages_for(asked or 1, page_positions)
     if affordable < least:
         raise ModelError(
-            f"one stream of {asked or page_positions} positions needs {_mib(least * page_bytes)} of K/V "
-            f"memory, but only {_mib(budget)} are there for it; lower context or raise kv.memory_mb"
+            f"one stream of {asked or page_positions} positions needs {mib(least * page_bytes)} of K/V "
+            f"memory, but only {mib(budget)} are there for it; lower context or raise kv.memory_mb"
         )
     context = asked or min(trained, affordable * page_positions)
     return CacheSize(context=context, pages=min(streams * pages_for(context, page_positions), affordable))
+
+
+def check_context(asked: int, trained: int) -> None:
+    """Raise SettingsError when a context is asked for that is longer than the trained one."""
+    if asked > trained:
+        raise SettingsError(
+            f"context = {asked} is more than the {trained} positions the model was trained for; lower it"
+        )
 
 
 def memory_budget(memory_mb: int, models: int, working: int = 0) -> int:
@@ -81,10 +86,10 @@ class PromisedMemory:
         with self._lock:
             others = sum(self._promised.values())
             if pool + working + others > available:
-                besides = f", {_mib(others)} are promised to other models" if others else ""
+                besides = f", {mib(others)} are promised to other models" if others else ""
                 raise ModelError(
-                    f"its K/V pool of {_mib(pool)} and {_mib(working)} of weights and buffers are more than "
-                    f"the {_mib(available)} of memory that are free{besides}; "
+                    f"its K/V pool of {mib(pool)} and {mib(working)} of weights and buffers are more than "
+                    f"the {mib(available)} of memory that are free{besides}; "
                     "lower kv.memory_mb, context or streams"
                 )
             self._promised[model] = pool + working
@@ -121,5 +126,6 @@ def cgroup_memory(group: Path, unlimited: int) -> int:
     return max(0, int(limit) - current + int(statistics["inactive_file"]))
 
 
-def _mib(count: int) -> str:
+def mib(count: int) -> str:
+    """Return a number of bytes in MiB, for people."""
     return f"{count / _MIB:,.1f} MiB"

@@ -1,0 +1,162 @@
+"""The device as a place for models: what each of them gets there, and how it gets there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from tierd.backends.host import ThreadPool
+from tierd.backends.resident.backend import ResidentBackend
+from tierd.backends.resident.executor import ResidentExecutor
+from tierd.backends.resident.image import default_directory
+from tierd.backends.vkapi import Device
+from tierd.errors import DeviceError, DeviceMemoryError, ModelError, SettingsError, UnsupportedModelError
+from tierd.kv.sizing import check_context
+from tierd.models import GGUFFile, build_plan
+from tierd.models.formats import KV_CODECS
+from tierd.models.plan import Plan
+from tierd.settings import ModelSettings, Settings
+from tierd.slot import Placed
+from tierd.tier.availability import Availability
+from tierd.tier.budget import Need, Placement, Room, share_out, shrink
+from tierd.tier.needs import need_of, shape_of
+from tierd.tier.status import TierStatus
+from tierd.tier.want import Want
+
+
+class DeviceSite:
+    """The device, opened when it is first asked for, and what was promised to the models on it.
+
+    Room is dealt out to all configured models at once, in their order, so that it does not matter which of
+    them comes first. May be used from any thread.
+    """
+
+    outcome = "gpu:resident"
+
+    def __init__(self, settings: Settings, pool: ThreadPool) -> None:
+        """pool: threads that pack and copy weights."""
+        self._settings = settings
+        self._pool = pool
+        self._availability = Availability(settings.gpu)
+        self._lock = threading.Lock()  # of what follows
+        self._backend: ResidentBackend | None = None
+        self._shares: dict[str, Placement | str] = {}
+        self._putting = threading.Lock()  # held while a model is put there
+
+    @property
+    def reason(self) -> str:
+        """Why there is no device that could serve, "" when there is one."""
+        return self._availability.backend_available("resident").reason
+
+    def shares(self) -> Mapping[str, Placement | str]:
+        """Return what each configured model gets, or why it gets nothing.
+
+        What is no sound model has no share. Raises DeviceError when there is no device.
+        """
+        with self._lock:
+            self._open()
+            return dict(self._shares)
+
+    def put(self, model: ModelSettings, settings: Settings, plan: Plan, file: GGUFFile) -> Placed:
+        """See `Site`. Raises DeviceError when there is no device, or no room on it.
+
+        UnsupportedModelError for what the device path lacks, SettingsError for a context that is too long.
+        """
+        check_context(model.context, plan.context)
+        want = Want.of(model, settings)
+        with self._lock:
+            backend = self._open()
+        need = need_of(want, plan, backend.demand(plan, file, KV_CODECS[want.kv_dtype]))
+        placement = self._promise(model.id, need, backend.device)
+        with self._putting:
+            try:
+                executor, placement = _compile(backend, want, plan, file, need, placement)
+            except BaseException as error:
+                with self._lock:
+                    self._shares[model.id] = str(error)
+                raise
+            with self._lock:
+                self._shares[model.id] = placement
+            backend.device.save_pipelines()
+        return Placed(
+            executor=executor,
+            context=placement.context,
+            outcome=self.outcome,
+            device=backend.device.facts.name,
+        )
+
+    def status(self) -> TierStatus:
+        """Return how the device stands. Waits for nothing and opens nothing."""
+        verdict = self._availability.known("resident")
+        if verdict.device is None:
+            return TierStatus(reason=verdict.reason)
+        device = verdict.device
+        return TierStatus(device=device.facts.name, used=device.used, budget=device.budget())
+
+    def close(self) -> None:
+        """Close the device, if it was opened. All executors on it have been closed."""
+        self._availability.close()
+
+    def _open(self) -> ResidentBackend:
+        """Open the device and deal it out, the first time. Raises DeviceError when there is none."""
+        if self._backend is None:
+            verdict = self._availability.backend_available("resident")
+            if verdict.device is None:
+                raise DeviceError(verdict.reason)
+            backend = ResidentBackend(verdict.device, self._pool, images=default_directory())
+            self._shares = _deal(backend, self._settings)
+            self._backend = backend
+        return self._backend
+
+    def _promise(self, model: str, need: Need, device: Device) -> Placement:
+        """Return a model's share; one that was not configured gets of what the others leave."""
+        with self._lock:
+            if model not in self._shares:
+                self._shares |= share_out({model: need}, _room(device, self._shares))
+            share = self._shares[model]
+        if isinstance(share, str):
+            raise DeviceMemoryError(share)
+        return share
+
+
+def _room(device: Device, shares: Mapping[str, Placement | str]) -> Room:
+    taken = sum(share.bytes for share in shares.values() if isinstance(share, Placement))
+    return Room(total=device.budget(), taken=taken, allocation=device.facts.limits.allocation)
+
+
+def _deal(backend: ResidentBackend, settings: Settings) -> dict[str, Placement | str]:
+    """Deal a device out to the configured models."""
+    needs: dict[str, Need] = {}
+    declines: dict[str, Placement | str] = {}
+    for model in settings.models:
+        want = Want.of(model, settings)
+        try:
+            with GGUFFile.open(model.path) as file:
+                plan = build_plan(file)
+                check_context(model.context, plan.context)
+                try:
+                    demand = backend.demand(plan, file, KV_CODECS[want.kv_dtype])
+                    needs[model.id] = need_of(want, plan, demand)
+                except UnsupportedModelError as error:
+                    declines[model.id] = str(error)
+        except (ModelError, SettingsError):
+            continue  # it will be said when it is loaded
+    return declines | share_out(needs, _room(backend.device, {}))
+
+
+def _compile(
+    backend: ResidentBackend, want: Want, plan: Plan, file: GGUFFile, need: Need, placement: Placement
+) -> tuple[ResidentExecutor, Placement]:
+    """Put a model where its share says, or on a little less where that does not fit in pieces."""
+    room = _room(backend.device, {})
+    while True:
+        try:
+            executor = backend.compile(
+                plan, file, codec=KV_CODECS[want.kv_dtype], shape=shape_of(want, placement.positions)
+            )
+            return executor, placement
+        except DeviceMemoryError:
+            shorter = shrink(need, placement, room)
+            if shorter is None:
+                raise
+            placement = shorter

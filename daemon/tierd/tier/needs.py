@@ -1,0 +1,38 @@
+"""What a model needs of the device, in numbers."""
+
+from __future__ import annotations
+
+from tierd.backends.resident.memory import Demand, Shape
+from tierd.backends.resident.regions import plane_bytes, region_bytes
+from tierd.models.formats import KV_CODECS
+from tierd.models.plan import Plan
+from tierd.tier.budget import Need
+from tierd.tier.want import Want
+
+
+def shape_of(want: Want, positions: int) -> Shape:
+    """Return what a model's memory is made for. positions: of a region. A step wants one row of a stream."""
+    return Shape(regions=want.regions, positions=positions, max_rows=want.max_rows, selected=want.regions)
+
+
+def need_of(want: Want, plan: Plan, demand: Demand) -> Need:
+    """Return what a wanted model needs."""
+    codec = KV_CODECS[want.kv_dtype]
+    extents = ([span for span in matrix.planes if span.size] for matrix in demand.layout.matrices.values())
+    matrix = max(max(s.offset + s.size for s in spans) - min(s.offset for s in spans) for spans in extents)
+
+    def bytes_at(positions: int) -> int:
+        rows = want.regions * region_bytes(demand.stores, codec, positions)
+        return demand.working_bytes(shape_of(want, positions)) + rows
+
+    def largest_at(positions: int) -> int:
+        planes = [plane_bytes(store, codec, want.regions, positions) for store in demand.stores]
+        return max(matrix, *(2 * (plane.quants + plane.scales) for plane in planes))
+
+    return Need(
+        trained=plan.context,
+        asked=want.ctx_max,
+        regions=want.regions,
+        bytes_at=bytes_at,
+        largest_at=largest_at,
+    )

@@ -1,0 +1,110 @@
+"""Where a model runs: on the device if that is wanted and possible, else on the host, which is said aloud."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tierd.backends.host import ThreadPool
+from tierd.errors import DeviceError, RequiredTierError, UnsupportedModelError
+from tierd.models import GGUFFile
+from tierd.models.plan import Plan
+from tierd.settings import ModelSettings, Settings
+from tierd.slot import Placed, Site, Slot, open_slot
+from tierd.tier.status import TierStatus
+from tierd.tier.want import Want
+
+if TYPE_CHECKING:
+    from tierd.tier.device_site import DeviceSite
+
+log = logging.getLogger(__name__)
+
+
+class Tier:
+    """Opens models where they belong. Any thread may ask. Without a want there is no Vulkan at all."""
+
+    def __init__(self, settings: Settings, host: Site, pool: ThreadPool) -> None:
+        """pool: threads that pack and copy weights."""
+        self._settings = settings
+        self._host = host
+        self._device = _device_site(settings, pool)
+        self._said = threading.Lock()  # taken once it was said that there is no device
+
+    def open(self, model: ModelSettings) -> Slot:
+        """Open a model, which takes seconds. See `open_slot`.
+
+        Raises RequiredTierError when it must be on the device and cannot.
+        """
+        return open_slot(model, self._settings, self)
+
+    def put(self, model: ModelSettings, settings: Settings, plan: Plan, file: GGUFFile) -> Placed:
+        """Put a model on the device, or on the host with the reason why; see `Site`."""
+        want = Want.of(model, settings)
+        if not want or self._device is None:
+            return self._host.put(model, settings, plan, file)
+        try:
+            return self._device.put(model, settings, plan, file)
+        except (DeviceError, UnsupportedModelError) as error:
+            decline = str(error)
+        if want.require != "none":
+            raise required_error(want.require, decline)
+        placed = self._host.put(model, settings, plan, file)
+        self._say(model.id, want, decline)
+        return dataclasses.replace(placed, decline=decline)
+
+    def status(self) -> TierStatus:
+        """Return how the device stands."""
+        return TierStatus(reason="gpu.mode is off") if self._device is None else self._device.status()
+
+    def close(self) -> None:
+        """Close the device. All slots have been closed."""
+        if self._device is not None:
+            self._device.close()
+
+    def _say(self, model: str, want: Want, decline: str) -> None:
+        assert self._device is not None
+        if want.mode != "auto" or not self._device.reason:
+            log.warning("model=%s declined by the device: %s", model, decline)
+        elif self._said.acquire(blocking=False):
+            log.info("models run on the CPU: %s", decline)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Where a model would run. decline: why not on the device, "" when it would or is not meant to."""
+
+    outcome: str
+    decline: str = ""
+
+
+def foresee(settings: Settings) -> dict[str, Foreseen]:
+    """Return where each sound configured model would run if it were loaded now. Puts nothing anywhere."""
+    with closing(ThreadPool(1)) as pool:
+        site = _device_site(settings, pool)
+        if site is None:
+            return {model.id: Foreseen("cpu") for model in settings.models}
+        with closing(site):
+            if site.reason:
+                return {model.id: Foreseen("cpu", site.reason) for model in settings.models}
+            return {
+                model: Foreseen("cpu", share) if isinstance(share, str) else Foreseen(site.outcome)
+                for model, share in site.shares().items()
+            }
+
+
+def required_error(required: str, decline: str) -> RequiredTierError:
+    """Return the error for a model that must reach a tier and was declined."""
+    return RequiredTierError(f"it must be {required} on the GPU, as `require` demands, but {decline}")
+
+
+def _device_site(settings: Settings, pool: ThreadPool) -> DeviceSite | None:
+    """Return the device as a site, None when it is turned off: then nothing of Vulkan is imported."""
+    if settings.gpu.mode == "off":
+        return None
+    from tierd.tier.device_site import DeviceSite
+
+    return DeviceSite(settings, pool)

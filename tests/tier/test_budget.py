@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierd.tier.budget import Need, Placement, Room, share_out, shrink
+
+MIB = 1 << 20
+
+
+def need(*, asked: int = 0, trained: int = 8192, fixed: int = 100, row: int = 1, streams: int = 8) -> Need:
+    """A model of `fixed` MiB of weights and `row` KiB for each position of a stream; K/V in one piece."""
+    rows = streams * row << 10
+    return Need(
+        trained=trained,
+        asked=asked,
+        regions=streams,
+        bytes_at=lambda positions: fixed * MIB + positions * rows,
+        largest_at=lambda positions: max(fixed * MIB // 10, positions * rows),
+    )
+
+
+def room(total: int, *, taken: int = 0, allocation: int = 4096) -> Room:
+    return Room(total=total * MIB, taken=taken * MIB, allocation=allocation * MIB)
+
+
+def test_a_model_that_fits_gets_the_context_it_was_trained_for() -> None:
+    (share,) = share_out({"m": need(trained=8000)}, room(200)).values()
+    assert share == Placement(context=8000, positions=8000, bytes=100 * MIB + 8000 * 8 * 1024)
+
+
+def test_a_region_is_whole_tiles() -> None:
+    (share,) = share_out({"m": need(trained=8001)}, room(200)).values()
+    assert isinstance(share, Placement)
+    assert (share.context, share.positions) == (8001, 8064)
+
+
+def test_a_context_that_nobody_asked_for_shrinks_to_the_most_that_fits() -> None:
+    (share,) = share_out({"m": need()}, room(132)).values()
+    assert isinstance(share, Placement)
+    assert share.context == share.positions == 4096
+    (share,) = share_out({"m": need()}, Room(total=132 * MIB - 1, taken=0, allocation=4096 * MIB)).values()
+    assert isinstance(share, Placement)
+    assert share.context == 4096 - 64
+
+
+def test_it_shrinks_to_what_is_allocated_in_one_piece_too() -> None:
+    (share,) = share_out({"m": need()}, room(1000, allocation=16)).values()
+    assert isinstance(share, Placement)
+    assert share.context == 2048
+
+
+def test_a_context_that_was_asked_for_is_kept_or_declined_with_what_would_fit() -> None:
+    (share,) = share_out({"m": need(asked=100)}, room(132)).values()
+    assert isinstance(share, Placement)
+    assert (share.context, share.positions) == (100, 128)
+    assert share_out({"m": need(asked=8192)}, room(132)) == {
+        "m": "weights and 8 streams at context 8192 need 164.0 MiB of the device's 132.0 MiB; "
+        "it would fit with context = 4096"
+    }
+
+
+def test_less_than_the_least_context_is_declined() -> None:
+    assert share_out({"m": need(streams=1, row=100)}, room(149)) == {
+        "m": "weights and 1 stream at context 512 need 150.0 MiB of the device's 149.0 MiB; "
+        "it would fit with context = 448"
+    }
+
+
+def test_a_short_model_has_a_shorter_least_context() -> None:
+    (share,) = share_out({"m": need(trained=128)}, room(101)).values()
+    assert isinstance(share, Placement)
+    assert share.context == 128
+
+
+def test_weights_alone_may_be_too_much() -> None:
+    assert share_out({"m": need(fixed=300)}, room(200)) == {
+        "m": "weights and 8 streams at context 512 need 304.0 MiB of the device's 200.0 MiB; "
+        "lower streams, or choose a smaller kv_dtype or model"
+    }
+
+
+def test_a_piece_may_be_too_much() -> None:
+    assert share_out({"m": need(fixed=300)}, room(400, allocation=20)) == {
+        "m": "the device allocates 20.0 MiB in one piece and 30.0 MiB are needed; "
+        "lower streams, or choose a smaller kv_dtype or model"
+    }
+
+
+def test_what_others_have_is_not_there() -> None:
+    assert share_out({"m": need()}, room(200, taken=100)) == {
+        "m": "weights and 8 streams at context 512 need 104.0 MiB of the device's 200.0 MiB, of which "
+        "100.0 MiB are free; lower streams, or choose a smaller kv_dtype or model"
+    }
+
+
+def test_models_get_room_in_their_order_and_share_the_rest_alike() -> None:
+    first, second, third = share_out(
+        {"a": need(), "b": need(fixed=500), "c": need(asked=1024)}, room(100 + 100 + 8 + 32)
+    ).values()
+    assert isinstance(first, Placement)
+    assert isinstance(third, Placement)
+    assert second == (
+        "weights and 8 streams at context 512 need 504.0 MiB of the device's 240.0 MiB, of which 136.0 MiB "
+        "are free; lower streams, or choose a smaller kv_dtype or model"
+    )
+    assert (first.context, third.context) == (4096, 1024)
+
+    first, second = share_out({"a": need(), "b": need()}, room(200 + 32)).values()
+    assert isinstance(first, Placement)
+    assert first == second
+    assert first.context == 2048
+
+    first, second = share_out({"a": need(trained=1024), "b": need()}, room(200 + 8 + 32)).values()
+    assert isinstance(first, Placement)
+    assert isinstance(second, Placement)
+    assert (first.context, second.context) == (1024, 4096)
+
+
+@given(
+    st.lists(
+        st.builds(
+            need,
+            asked=st.sampled_from([0, 0, 100, 640]),
+            trained=st.integers(640, 100_000),
+            fixed=st.integers(1, 300),
+            row=st.integers(1, 16),
+            streams=st.integers(1, 16),
+        ),
+        max_size=5,
+    ),
+    st.integers(0, 2000),
+    st.integers(0, 2000),
+)
+def test_nobody_gets_what_is_not_there(needs: list[Need], total: int, allocation: int) -> None:
+    there = room(total, taken=total // 3, allocation=allocation)
+    shares = share_out(dict(zip("abcde", needs, strict=False)), there)
+    placed = [(share, each) for share, each in zip(shares.values(), needs, strict=True) if share]
+    assert len(placed) == len(needs)
+    got = [(share, each) for share, each in placed if isinstance(share, Placement)]
+    assert sum(share.bytes for share, _ in got) <= there.free
+    for share, each in got:
+        assert each.largest_at(share.positions) <= there.allocation
+        assert share.bytes == each.bytes_at(share.positions)
+        assert share.context == each.asked if each.asked else 512 <= share.context <= each.trained
+
+
+def test_what_does_not_fit_in_pieces_shrinks_by_an_eighth() -> None:
+    there = room(1000)
+    shorter = shrink(need(fixed=0), Placement(context=8192, positions=8192, bytes=64 * MIB), there)
+    assert shorter is not None
+    assert (shorter.context, shorter.bytes) == (7168, 56 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("each", "context"), [(need(asked=4096), 4096), (need(fixed=0), 512), (need(fixed=100), 1024)]
+)
+def test_what_was_asked_for_and_what_is_least_does_not_shrink(each: Need, context: int) -> None:
+    assert shrink(each, each.at(context), room(1000)) is None
