@@ -21,13 +21,13 @@ class Kept:
     """What the filters leave. ids: along the draw. weights: of them, the best one's is 1.
 
     edge: the smallest relative change of a sum or a weight that would have moved a filter's cut.
-    cut_in_tail: whether a filter's cut lies beyond the head.
+    tail_filtered: whether any filter keeps the whole head and has its say on what lies beyond.
     """
 
     ids: Ids
     weights: npt.NDArray[np.float64]
     edge: float
-    cut_in_tail: bool
+    tail_filtered: bool
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ def keep(logits: Row, inverse: float, top_k: int, top_p: float, min_p: float) ->
     along = np.concatenate([ids[: min(count, HEAD)], np.sort(ids[HEAD : max(count, HEAD)])])
     order = np.argsort(ids)
     places = order[np.searchsorted(ids, along, sorter=order)]
-    cut = count > HEAD and count < ids.size
-    return Kept(along, weights[places], min(edges), cut)
+    return Kept(along, weights[places], min(edges), any(cut > HEAD for cut in counts[1:]))
 
 
 def draw(
