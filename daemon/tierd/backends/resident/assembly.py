@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -45,13 +46,18 @@ class Shader:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One run of a shader. reads, writes: names of what it touches, to tell who must wait for whom."""
+    """One run of a shader.
+
+    reads, writes: names of what it touches, to tell who must wait for whom. weights: bytes of the matrix that
+    every group of the grid's second axis reads.
+    """
 
     shader: Shader
     push: bytes
     grid: Grid
     reads: frozenset[Hashable]
     writes: frozenset[Hashable]
+    weights: int = 0
 
 
 class Assembler:
@@ -171,11 +177,13 @@ class Assembler:
             "residual_stride": residual.stride if residual else 0,
             "rows": places.max_rows,
         }
-        form = form_of(self._facts, weights.layout, quantised=op.quantised, rows=self._rows)
+        form = form_of(
+            self._facts, weights.layout, quantised=op.quantised, blocks=weights.blocks, rows=self._rows
+        )
         shader = Shader(form.kernel, form.variant, form.constants)
         grid = (-(-weights.rows // form.outputs), Per(self._live.live, form.rows), 1)
         reads = [self._form(op.x, op.quantised), *([op.residual] if op.residual else [])]
-        return dispatch(shader, push, grid, reads, op.outs)
+        return dataclasses.replace(dispatch(shader, push, grid, reads, op.outs), weights=weights.bytes)
 
     def _heads(self, op: ops.Heads) -> Dispatch:
         places, store = self._places, op.store

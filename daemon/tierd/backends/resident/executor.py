@@ -10,7 +10,7 @@ import numpy as np
 
 from tierd.backends.protocol import Logits
 from tierd.backends.resident import regions
-from tierd.backends.resident.assembly import Assembler
+from tierd.backends.resident.assembly import Assembler, Dispatch
 from tierd.backends.resident.draws import Draws
 from tierd.backends.resident.grid import Grids, Live
 from tierd.backends.resident.lowering import Lowering
@@ -213,6 +213,20 @@ class ResidentExecutor:
         result = self.collect()
         rows = [result.logits(row) for row in range(batch.logit_rows)]
         return np.array(rows, np.float32).reshape(len(rows), self.vocabulary)
+
+    def dispatches(self, rows: int, selected: int) -> list[Dispatch]:
+        """Return what a step of so many rows runs, in order."""
+        seat = self._seats[0]
+        places, program = seat.places(self._seats[1]), []
+        if rows:
+            assembler = self._assembler(places, smallest(rows, self.max_rows), Live.ROWS)
+            program += assembler.dispatches(self._lowering.body)
+        if selected:
+            most = smallest(selected, self._shape.selected)
+            assembler = self._assembler(places, most, Live.SELECTED)
+            program += assembler.dispatches(self._lowering.tail)
+            program += seat.draws.dispatches(places.logits)
+        return program
 
     def copy_rows(self, source: int, target: int, positions: int) -> None:
         """See `Executor.copy_rows`. Only notes it: the next step goes behind it."""

@@ -55,6 +55,7 @@ class Kernel:
         return self.layout.size
 
 
+@functools.cache
 def folder() -> Path:
     """Return where the compiled shaders are installed."""
     return Path(str(importlib.resources.files("tierd").joinpath("shaders")))

@@ -184,7 +184,8 @@ class ModelMemory:
             quants, high, scales = (
                 buffer.address + span.offset - start if span.size else 0 for span in placed.planes
             )
-            weights[matrix] = Weights(placed.layout, placed.rows, placed.columns, quants, high, scales)
+            size = sum(span.size for span in placed.planes)
+            weights[matrix] = Weights(placed.layout, placed.rows, placed.columns, size, quants, high, scales)
         self._device.upload(parts, image.fill)
         return weights
 

@@ -31,11 +31,15 @@ class QuantisedRows:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A matrix, shape (rows, columns), in the planes of a layout; a plane that is not there is at 0."""
+    """A matrix, shape (rows, columns), in the planes of a layout; a plane that is not there is at 0.
+
+    bytes: of all planes.
+    """
 
     layout: str
     rows: int
     columns: int
+    bytes: int
     quants: int
     high: int
     scales: int

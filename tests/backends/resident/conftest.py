@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tierd.backends.host import ThreadPool
+from tierd.backends.resident.backend import ResidentBackend
+from tierd.backends.resident.executor import ResidentExecutor
+from tierd.backends.resident.memory import Shape
+from tierd.backends.vkapi import Device
+from tierd.models import GGUFFile, build_plan
+from tierd.models.formats import KV_CODECS
+
+SMALL = Shape(regions=8, positions=256, max_rows=32, selected=4)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[ThreadPool]:
+    pool = ThreadPool(2)
+    yield pool
+    pool.close()
+
+
+def _device(tmp_path_factory: pytest.TempPathFactory, **options: bool) -> Iterator[Device]:
+    """A device that the validation layer watches; that it has found nothing is checked at the end."""
+    cache = tmp_path_factory.mktemp("pipelines")
+    device = Device.open(allow_software=True, validate=True, pipeline_cache=cache, **options)
+    yield device
+    device.close()
+    assert device.messages == []
+
+
+@pytest.fixture(scope="session")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    yield from _device(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def staged_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    """One whose memory the host does not see, so that all goes through staging buffers."""
+    yield from _device(tmp_path_factory, hide_host_visible=True)
+
+
+@dataclass
+class Opener:
+    """Puts models on a device; they are closed with their test."""
+
+    backend: ResidentBackend
+    opened: list[ResidentExecutor] = field(default_factory=list)
+
+    def __call__(self, file: GGUFFile, codec: str = "f16", shape: Shape = SMALL) -> ResidentExecutor:
+        plan = build_plan(file)
+        executor = self.backend.compile(plan, file, codec=KV_CODECS[codec], shape=shape)
+        self.opened.append(executor)
+        return executor
+
+
+def _opener(device: Device, pool: ThreadPool, images: Path) -> Iterator[Opener]:
+    opener = Opener(ResidentBackend(device, pool, images=images))
+    yield opener
+    for executor in opener.opened:
+        executor.close()
+
+
+@pytest.fixture
+def opened(device: Device, pool: ThreadPool, tmp_path: Path) -> Iterator[Opener]:
+    yield from _opener(device, pool, tmp_path / "images")
+
+
+@pytest.fixture
+def opened_staged(staged_device: Device, pool: ThreadPool, tmp_path: Path) -> Iterator[Opener]:
+    yield from _opener(staged_device, pool, tmp_path / "images")
+
+
+Write = Callable[..., Path]

@@ -1,0 +1,70 @@
+"""What a step costs: calls from Python, dispatches, barriers, and the bytes that the device must read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import tiny
+from backends.resident.conftest import Opener
+from tierd.backends.resident.grid import Per
+from tierd.backends.resident.memory import Shape
+from tierd.core import Batch, Chunk, Draw
+from tierd.models import GGUFFile
+
+LAYERS = 4
+WIDE = {"n_embd": 256, "head_size": 64, "heads": 4, "kv_heads": 2, "ff": 512, "layers": LAYERS}
+
+
+@pytest.fixture(scope="module")
+def q4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GGUFFile]:
+    path = tiny.write_llama(tmp_path_factory.mktemp("tiny") / "q4.gguf", format="Q4_1", **WIDE)
+    with GGUFFile.open(path) as file:
+        yield file
+
+
+def test_steady_decode_takes_two_calls_a_step(q4: GGUFFile, opened: Opener) -> None:
+    executor, device = opened(q4), opened.backend.device
+    draws = (Draw(),) * 4
+    executor.submit(Batch(tuple(Chunk([5], 0, (n,), (0,)) for n in range(4)), draws))
+    before, used = device.calls, device.used
+    for position in range(1, 21):
+        executor.submit(Batch(tuple(Chunk((-1 - n,), position, (n,), (0,)) for n in range(4)), draws))
+        executor.collect()
+    assert device.calls - before == 2 * 20  # vkQueueSubmit and vkWaitSemaphores
+    assert device.used == used
+    executor.collect()
+
+
+def test_a_layer_takes_nine_dispatches(q4: GGUFFile, opened: Opener) -> None:
+    program = opened(q4).dispatches(rows=1, selected=1)
+    assert len(program) == 1 + 9 * LAYERS + 1 + 2 + 2  # embed; select, norm, classifier; two to draw
+    layer = program[1:10]
+    assert sum(dispatch.weights > 0 for dispatch in layer) == 4
+    assert [dispatch.shader.kernel for dispatch in layer if not dispatch.weights] == [
+        "norm", "heads", "attention", "norm", "gate",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_a_decode_step_reads_every_weight_once(rows: int, q4: GGUFFile, opened: Opener) -> None:
+    """Bytes read by the dispatches of a step, at most 1.1 times the weights and the K/V that it touches."""
+    executor = opened(q4, shape=Shape(regions=8, positions=256, max_rows=32, selected=8))
+    tensors = [tensor for name, tensor in q4.tensors.items() if tensor.format.name == "Q4_1"]
+    weights = sum(tensor.nbytes for tensor in tensors)
+    keys_and_values = rows * 201 * executor.page_bytes // executor.page_positions
+    read = 0
+    for dispatch in executor.dispatches(rows, rows):
+        match dispatch.grid:
+            case (_, Per(_, count), _) if dispatch.weights:
+                read += -(-rows // count) * dispatch.weights
+        if dispatch.shader.kernel == "attention":
+            (groups, per, _), constants = dispatch.grid, dict(dispatch.shader.constants)
+            assert isinstance(groups, int)
+            assert isinstance(per, Per)
+            # Query heads of one group share what it reads.
+            heads = groups * constants["QUERIES"] // WIDE["heads"] * WIDE["kv_heads"]
+            assert per.count == constants["QUERY_ROWS"] == 1
+            read += rows * 201 * heads * WIDE["head_size"] * 2 * 2
+    assert weights + keys_and_values <= read <= 1.1 * (weights + keys_and_values)
