@@ -12,6 +12,18 @@
 
 const uint SEGMENTS = 8;
 
+// Walking blocks from the start of a segment, empty segments left out: `progress` counts parts of a segment, `blocks` to
+// a segment and SEGMENTS to a block.
+const uint FIRST_PROGRESS = SEGMENTS - 1;
+
+// Whether the block that has just been added is the last of its segment; to be called after each.
+bool ends_segment(inout uint progress, uint blocks) {
+    progress += SEGMENTS;
+    bool ends = progress >= blocks;
+    progress -= ends ? blocks : 0;
+    return ends;
+}
+
 #ifdef FLOAT_WEIGHTS
 
 #define Weights Block

@@ -84,15 +84,20 @@ class Case:
         return out.values[:rows, :outputs].copy()
 
 
-def forms(gpu: Gpu, layout: str) -> Iterator[Form]:
+def forms(gpu: Gpu, case: Case) -> Iterator[Form]:
     """Every variant of every kernel, with small tiles."""
+    layout, blocks = case.weights.layout, case.weights.blocks
     products = [""] if layout in FLOAT_LAYOUTS else [".dot", ".nodot"]
-    tile = (("TEAMS", 2), ("WIDTH", 2), ("ROWS", 1), ("SUBGROUP", gpu.device.facts.limits.subgroup))
+    subgroup = ("SUBGROUP", gpu.device.facts.limits.subgroup)
+    tile = (("TEAMS", 2), ("WIDTH", 2), ("ROWS", 1), subgroup)
     for variant in products:
         yield Form("matvec", layout + variant, (("ROWS", 2), ("AHEAD", 2)), 32, 2)
         yield Form("matmul", layout + variant, tile, 64, 2)
-    one_team = (("TEAMS", 1), ("WIDTH", 1), ("ROWS", 3), *tile[3:])
+    one_team = (("TEAMS", 1), ("WIDTH", 1), ("ROWS", 3), subgroup)
     yield Form("matmul", f"{layout}.shuffle", one_team, 32, 3)
+    teams = ("TEAMS", next(teams for teams in (4, 2, 1) if blocks % teams == 0))
+    unrolled = (teams, ("WIDTH", 1), ("ROWS", 2), subgroup, ("BLOCKS", blocks))
+    yield Form("matvec_unrolled", f"{layout}.shuffle", unrolled, 32, 2)
 
 
 @pytest.mark.parametrize("layout", FORMATS)
@@ -102,7 +107,7 @@ def test_every_form_gives_the_bits_of_the_one_definition(gpu: Gpu, layout: str) 
     shapes = [(75, 512 if whole else 340 if ragged else 352, 5, True), (33, 256 if whole else 96, 4, False)]
     for outputs, columns, rows, added in shapes:
         case = Case.random(layout, outputs, columns, rows, added=added)
-        for form in forms(gpu, layout):
+        for form in forms(gpu, case):
             np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
 
 
@@ -115,14 +120,14 @@ def test_any_number_of_rows_gives_the_same_bits(gpu: Gpu, type: str) -> None:
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 33, 41):
         x = Quantised(most.x.q[:rows], most.x.scale[:rows])
         case = replace(most, x=x, residual=most.residual[:rows], expected=most.expected[:rows])
-        form = form_of(facts, "q4", quantised=True, rows=rows)
+        form = form_of(facts, "q4", quantised=True, blocks=10, rows=rows)
         np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
 
 
 def test_few_rows_are_computed_at_once(gpu: Gpu) -> None:
     for type in ("discrete", "software"):
         facts = replace(gpu.device.facts, type=type)
-        forms = [form_of(facts, "f16", quantised=False, rows=rows) for rows in range(1, 9)]
+        forms = [form_of(facts, "f16", quantised=False, blocks=8, rows=rows) for rows in range(1, 9)]
         assert [form.rows for form in forms] == [1, 2, 4, 4, 8, 8, 8, 8]
 
 
@@ -136,14 +141,26 @@ def test_the_form_follows_the_device(gpu: Gpu) -> None:
     names = {
         (form.kernel, form.variant)
         for facts in (fast, slow, software, plain)
-        for rows in (8, 9)
-        for form in [form_of(facts, "q6", quantised=True, rows=rows)]
+        for rows in (1, 8, 9)
+        for form in [form_of(facts, "q6", quantised=True, blocks=16, rows=rows)]
     }
     assert names == {
         ("matvec", "q6.dot"),
         ("matmul", "q6.dot"),
         ("matvec", "q6.nodot"),
         ("matmul", "q6.nodot"),
+        ("matvec_unrolled", "q6.shuffle"),
         ("matmul", "q6.shuffle"),
     }
-    assert form_of(slow, "bf16", quantised=False, rows=1).variant == "bf16"
+    assert form_of(slow, "bf16", quantised=False, blocks=1, rows=1).variant == "bf16"
+
+
+@pytest.mark.parametrize("blocks", [3, 4, 8, 18, 20, 48, 64, 77, 344])
+def test_teams_of_unrolled_code_have_equal_shares(gpu: Gpu, blocks: int) -> None:
+    facts = replace(gpu.device.facts, type="software")
+    for rows in (1, 4):
+        constants = dict(form_of(facts, "q4", quantised=True, blocks=blocks, rows=rows).constants)
+        if "BLOCKS" in constants:
+            assert constants["BLOCKS"] == blocks
+            assert blocks % constants["TEAMS"] == 0
+            assert rows * blocks <= 48 * constants["TEAMS"]

@@ -1,12 +1,13 @@
 """Which form of the matmul a step takes on a device. All give the same bits.
 
 `matvec` reads a matrix once for few rows, its segments side by side; `matmul` computes a tile of outputs and
-rows. A device whose loads are dear takes tiles for few rows as well, in the variant that loads least.
+rows. A device whose loads are dear takes the variants that load least: tiles, or for few rows
+`matvec_unrolled`, whose pipelines are made for one number of blocks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tierd.backends.vkapi.facts import DeviceFacts
 
@@ -14,6 +15,9 @@ from tierd.backends.vkapi.facts import DeviceFacts
 FEW_ROWS = (1, 2, 4, 8)
 # Outputs that lie side by side in a device layout.
 _LANES = 32
+# Unrolled code: fewest blocks that are worth a team, and most blocks times rows that are written out.
+_STRETCH = 8
+_UNROLLED = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +31,36 @@ class Form:
     rows: int
 
 
-def form_of(facts: DeviceFacts, layout: str, *, quantised: bool, rows: int) -> Form:
-    """Return the form for steps of at most `rows` rows. quantised: the layout takes quantised activations."""
+def form_of(facts: DeviceFacts, layout: str, *, quantised: bool, blocks: int, rows: int) -> Form:
+    """Return the form for steps of at most `rows` rows.
+
+    quantised: the layout takes quantised activations. blocks: of a row of the matrix.
+    """
     few = next((few for few in FEW_ROWS if rows <= few), None)
     if facts.dear_loads:
-        # Tiles of few rows stand in one row: narrow ones share a small matrix better among the cores.
-        width = 4 if few is None else 2
-        return _tile(facts, f"{layout}.shuffle", teams=1, width=width, rows=few or FEW_ROWS[-1])
+        return _of_dear_loads(facts, f"{layout}.shuffle", blocks, few)
     width = 4 if quantised else 2
     product = "dot" if facts.fast_dot else "nodot"
     variant = f"{layout}.{product}" if quantised else layout
     if few is None:
-        return _tile(facts, variant, teams=8, width=width, rows=4)
+        return _tile("matmul", variant, facts, teams=8, width=width, rows=4)
     ahead = width if few <= 2 else width // 2
     return Form("matvec", variant, (("ROWS", few), ("AHEAD", ahead)), _LANES, few)
 
 
-def _tile(facts: DeviceFacts, variant: str, *, teams: int, width: int, rows: int) -> Form:
+def _of_dear_loads(facts: DeviceFacts, variant: str, blocks: int, few: int | None) -> Form:
+    if few is None:
+        return _tile("matmul", variant, facts, teams=1, width=4, rows=FEW_ROWS[-1])
+    teams = next(
+        teams for teams in (8, 4, 2, 1) if (not blocks % teams and blocks >= _STRETCH * teams) or teams == 1
+    )
+    # Tiles of few rows stand in one row: narrow ones share a small matrix better among the cores.
+    if few * blocks // teams > _UNROLLED:
+        return _tile("matmul", variant, facts, teams=1, width=2, rows=few)
+    form = _tile("matvec_unrolled", variant, facts, teams=teams, width=2, rows=few)
+    return replace(form, constants=(*form.constants, ("BLOCKS", blocks)), rows=few)
+
+
+def _tile(kernel: str, variant: str, facts: DeviceFacts, *, teams: int, width: int, rows: int) -> Form:
     constants = (("TEAMS", teams), ("WIDTH", width), ("ROWS", rows), ("SUBGROUP", facts.limits.subgroup))
-    return Form("matmul", variant, constants, width * _LANES, teams * rows)
+    return Form(kernel, variant, constants, width * _LANES, teams * rows)
