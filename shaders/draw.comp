@@ -310,7 +310,7 @@ void main() {
 
     descend(draw, row, parts);
     float most = value_of(best[0].key);
-    bool greedy = draw.inverse == 0.0 || !is_finite(most);
+    bool greedy = draw.inverse == 0.0 || !is_finite(draw.inverse) || !is_finite(most);
     float total = 0.0;
     if (!greedy) {
         total = whole_mass(row, parts, most, draw.inverse, false);

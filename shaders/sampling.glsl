@@ -16,7 +16,7 @@ const uint MINUS_INFINITY = 0xff800000u;
 const uint WANT_LSE = 1;         // bit of Draw.flags: the raw logits' log-sum-exp is asked for
 
 struct Draw {
-    float inverse;      // 1 / temperature, finite; 0 picks the best id
+    float inverse;      // 1 / temperature; 0 and infinity pick the best id
     float top_p;        // 1: off
     float min_p;        // 0: off
     float uniform_;     // in [0, 1]

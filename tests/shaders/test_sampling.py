@@ -338,6 +338,13 @@ def test_a_row_is_the_same_alone_and_among_others(gpu: Gpu) -> None:
         assert alone.tobytes() == together[only].tobytes()
 
 
+@pytest.mark.parametrize("inverse", [0.0, np.inf])
+def test_no_temperature_and_next_to_none_pick_the_best(gpu: Gpu, inverse: float) -> None:
+    logits = np.random.default_rng(8).standard_normal((3, 500)).astype(np.float32)
+    picked, sampled = _pick(gpu, _plain(logits, inverse=inverse, uniform=0.99))
+    assert picked["id"].tolist() == sampled.tolist() == logits.argmax(axis=1).tolist()
+
+
 def test_a_change_is_bias_then_repeat_then_minus(gpu: Gpu) -> None:
     """Raw values stay what log-probabilities are made of."""
     logits = np.zeros((1, 100), np.float32)
