@@ -1,0 +1,168 @@
+"""`tierd serve` and `tierd models` with a device: llvmpipe, which the settings let count."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tierd.cli import main
+from tierd.cli.client import at_socket
+from tiny import write_llama
+
+WAIT_S = 60
+PROMPT = {"prompt": "the and of", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpu")
+    write_llama(folder / "tiny.gguf", head_size=32, context=1024)
+    return folder
+
+
+def settings(folder: Path, name: str, gpu: str = "", model: str = "") -> Path:
+    file = folder / f"{name}.toml"
+    file.write_text(
+        f"server = {{listen = '127.0.0.1:0', drain_s = 0.5}}\nadmin.socket = '{folder / name}.sock'\n"
+        f"engine.chunk_rows = 16\n[gpu]\nallow_software = true\n{gpu}\n"
+        f"[[models]]\nid = 'tiny'\npath = 'tiny.gguf'\nstreams = 4\n{model}\n"
+    )
+    return file
+
+
+@dataclass(frozen=True)
+class Daemon:
+    process: subprocess.Popen[str]
+    http: httpx.Client
+    socket: Path
+
+    def complete(self, **changes: object) -> str:
+        answer = self.http.post("/v1/completions", json={**PROMPT, **changes})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+
+@contextmanager
+def serving(config: Path) -> Iterator[Daemon]:
+    command = [sys.executable, "-m", "tierd", "serve", "--config", str(config)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[5]
+            with httpx.Client(base_url=url, timeout=WAIT_S, trust_env=False) as client:
+                yield Daemon(process, client, config.with_suffix(".sock"))
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def daemon(folder: Path) -> Iterator[Daemon]:
+    with serving(settings(folder, "served")) as daemon:
+        yield daemon
+
+
+def metric(daemon: Daemon, name: str) -> float:
+    (line,) = (line for line in daemon.http.get("/metrics").text.splitlines() if line.startswith(name + " "))
+    return float(line.split()[-1])
+
+
+def test_metrics_tell_where_it_runs_and_what_it_takes(daemon: Daemon) -> None:
+    assert metric(daemon, 'tierd_model_outcome{model="tiny",outcome="gpu:resident"}') == 1
+    used = metric(daemon, 'tierd_gpu_memory_bytes{kind="used"}')
+    assert 0 < used < metric(daemon, 'tierd_gpu_memory_bytes{kind="budget"}')
+
+
+def test_the_admin_api_names_the_device(daemon: Daemon) -> None:
+    client = at_socket(daemon.socket)
+    (status,) = client.get("/status")["models"]
+    (slot,) = client.get("/slots")["slots"]
+    for answer in (status, slot):
+        assert (answer["outcome"], answer["decline"]) == ("gpu:resident", "")
+        assert answer["device"]
+    assert slot["context"] == 1024
+    assert status["pages"]["total"] == 4
+
+
+def test_a_greedy_text_is_the_same_again_beside_others_and_from_the_prefix_cache(daemon: Daemon) -> None:
+    text = daemon.complete()
+    assert text
+    others = [f"{letter} is not the one" for letter in "abc"]
+    with ThreadPoolExecutor(4) as pool:
+        busy = [pool.submit(daemon.complete, prompt=prompt, temperature=1, seed=1) for prompt in others]
+        assert daemon.complete() == text
+        assert all(each.result() for each in busy)
+    assert daemon.complete() == text
+    assert metric(daemon, 'tierd_prefix_cache_hits_total{model="tiny"}') > 0
+
+
+def test_log_probabilities_are_finite(daemon: Daemon) -> None:
+    answer = daemon.http.post("/v1/completions", json={**PROMPT, "logprobs": 3}).json()
+    values = answer["choices"][0]["logprobs"]["token_logprobs"]
+    assert len(values) > 10
+    assert all(-50 < value <= 0 for value in values)
+
+
+def test_it_ends_in_good_order_while_the_device_works(folder: Path) -> None:
+    with serving(settings(folder, "ended")) as daemon, ThreadPoolExecutor(1) as pool:
+        daemon.complete()
+        running = pool.submit(daemon.http.post, "/v1/completions", json={**PROMPT, "max_tokens": 1000})
+        while metric(daemon, 'tierd_requests_running{model="tiny"}') == 0:
+            time.sleep(0.01)
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(WAIT_S) == 0
+        assert running.result().status_code in (200, 503)
+
+
+def fails(config: Path, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "tierd", "serve", "--config", str(config), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert run.stdout == ""
+    return run.returncode, run.stderr.splitlines()[-1]
+
+
+def test_too_little_memory_is_served_by_the_cpu_or_not_at_all_where_the_gpu_is_required(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    little = "vram_limit_mb = 1"
+    reason = "weights and 4 streams at context 1024 need "
+    hint = " of the device's 1.0 MiB; it would fit with context = "
+    config = settings(folder, "little", little, "context = 1024")
+    with serving(config) as daemon:
+        assert metric(daemon, 'tierd_model_outcome{model="tiny",outcome="cpu"}') == 1
+        (slot,) = at_socket(daemon.socket).get("/slots")["slots"]
+        assert slot["outcome"] == "cpu"
+        assert slot["decline"].startswith(reason)
+        assert hint in slot["decline"]
+        assert main(["ctl", "--socket", str(daemon.socket), "slots"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"tiny is not on the GPU: {slot['decline']}"
+        assert daemon.complete()
+
+    code, line = fails(settings(folder, "required", f"{little}\nrequire = 'resident'", "context = 1024"))
+    assert code == 3
+    demand = "tierd: tiny: it must be resident on the GPU, as `require` demands, but "
+    assert line == f"{demand}{slot['decline']}"
+
+
+def test_models_says_where_they_would_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.image"))
+    assert main(["models", "--json", "--config", str(settings(folder, "shown"))]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert (report["outcome"], report["decline"], report["problem"]) == ("gpu:resident", "", None)
+    assert sorted(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.image")) == before  # nothing was packed
+
+    assert main(["models", "--config", str(settings(folder, "f32", model="kv_dtype = 'f32'"))]) == 0
+    table, decline = capsys.readouterr().out.split("\n\n")
+    assert table.splitlines()[1].split()[-1] == "cpu"
+    assert decline.startswith("tiny: not on the GPU: K/V codec f32 is for the CPU only")
