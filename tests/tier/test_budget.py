@@ -36,13 +36,13 @@ def test_a_region_is_whole_tiles() -> None:
     assert (share.context, share.positions) == (8001, 8064)
 
 
-def test_a_context_that_nobody_asked_for_shrinks_to_the_most_that_fits() -> None:
-    (share,) = share_out({"m": need()}, room(132)).values()
+def test_a_context_that_nobody_asked_for_shrinks_to_fifteen_sixteenths_of_the_device() -> None:
+    (share,) = share_out({"m": need(fixed=100)}, room(144)).values()
     assert isinstance(share, Placement)
-    assert share.context == share.positions == 4096
-    (share,) = share_out({"m": need()}, Room(total=132 * MIB - 1, taken=0, allocation=4096 * MIB)).values()
+    assert (share.context, share.bytes) == (4480, 135 * MIB)
+    (share,) = share_out({"m": need(fixed=100)}, room(144, taken=1)).values()
     assert isinstance(share, Placement)
-    assert share.context == 4096 - 64
+    assert (share.context, share.bytes) == (4352, 134 * MIB)
 
 
 def test_it_shrinks_to_what_is_allocated_in_one_piece_too() -> None:
@@ -97,22 +97,22 @@ def test_what_others_have_is_not_there() -> None:
 
 def test_models_get_room_in_their_order_and_share_the_rest_alike() -> None:
     first, second, third = share_out(
-        {"a": need(), "b": need(fixed=500), "c": need(asked=1024)}, room(100 + 100 + 8 + 32)
+        {"a": need(), "b": need(fixed=500), "c": need(asked=1024)}, room(256)
     ).values()
     assert isinstance(first, Placement)
     assert isinstance(third, Placement)
     assert second == (
-        "weights and 8 streams at context 512 need 504.0 MiB of the device's 240.0 MiB, of which 136.0 MiB "
+        "weights and 8 streams at context 512 need 504.0 MiB of the device's 256.0 MiB, of which 152.0 MiB "
         "are free; lower streams, or choose a smaller kv_dtype or model"
     )
     assert (first.context, third.context) == (4096, 1024)
 
-    first, second = share_out({"a": need(), "b": need()}, room(200 + 32)).values()
+    first, second = share_out({"a": need(), "b": need()}, room(256)).values()
     assert isinstance(first, Placement)
     assert first == second
-    assert first.context == 2048
+    assert first.context == 2560
 
-    first, second = share_out({"a": need(trained=1024), "b": need()}, room(200 + 8 + 32)).values()
+    first, second = share_out({"a": need(trained=1024), "b": need()}, room(256)).values()
     assert isinstance(first, Placement)
     assert isinstance(second, Placement)
     assert (first.context, second.context) == (1024, 4096)

@@ -15,11 +15,12 @@ from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.core import Batch, Chunk
 from tierd.errors import DeviceLostError, DeviceMemoryError
-from tierd.settings import EngineSettings, GPUSettings, Settings
+from tierd.settings import EngineSettings, GPUSettings, ModelSettings, Settings
 from tierd.slot import open_slot
 from tierd.tier.budget import Placement
 from tierd.tier.device_site import DeviceSite
 from tierd.tier.placing import Foreseen, foresee
+from tiny import write_llama
 
 PROMPT = Batch((Chunk((5, 9, 200, 41, 7), start=0, pages=(0,), logit_rows=(4,)),))
 
@@ -53,15 +54,16 @@ def test_a_model_lives_on_the_device(tiny: Path, tier_of: TierOf, caplog: pytest
 
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "q8_0", "tq4"])
-def test_what_is_promised_is_what_is_taken(tiny: Path, kv_dtype: str) -> None:
+def test_what_is_promised_is_what_is_taken(tmp_path: Path, kv_dtype: str) -> None:
     """Never less: a model that was given room must not fail in the middle of its upload."""
-    each = model(tiny, context=4096, kv_dtype=kv_dtype)
+    path = write_llama(tmp_path / "wide.gguf", head_size=32, vocab=9000, context=4096)
+    each = ModelSettings(id="wide", path=path, streams=16, context=1024, kv_dtype=kv_dtype)
     settings = Settings(
         engine=EngineSettings(chunk_rows=16), gpu=GPUSettings(allow_software=True), models=(each,)
     )
     with closing(ThreadPool(1)) as pool, closing(DeviceSite(settings, pool)) as site:
         slot = open_slot(each, settings, site)
-        share = site.shares()["tiny"]
+        share = site.shares()["wide"]
         assert isinstance(share, Placement)
         assert 0 <= share.bytes - site.status().used < 16 << 10
         slot.close()

@@ -101,7 +101,7 @@ def print_table(reports: Sequence[ModelReport]) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("model", "architecture", "size", "weights", "context", "serves", "runs on"):
         justify: JustifyMethod = "right" if heading in ("size", "context") else "left"
-        table.add_column(heading, justify=justify, overflow="fold")
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading == "runs on")
     for report in reports:
         table.add_row(
             escape(report.id) + (" (default)" if report.default else ""),

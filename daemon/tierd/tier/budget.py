@@ -10,6 +10,9 @@ from tierd.kv.sizing import mib, pages_for
 
 # A context that nobody has asked for is not cut to fewer positions than these.
 LEAST_CONTEXT = 512
+# Contexts grow up to the last one in so many bytes of a device: buffers do not fill allocations to the brim, and
+# where the device's memory is the machine's, what the host writes lies there, too.
+_HEAD_ROOM = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ def share_out(needs: Mapping[str, Need], room: Room) -> dict[str, Placement | st
     """Return what each model gets of a device, or why it gets nothing.
 
     In their order, models get the context that they ask for or the least one. Those that did not ask share
-    what is left then, alike.
+    what is left then, alike, but for some head-room.
     """
     shares: dict[str, Placement | str] = {}
     free = room.free
@@ -70,6 +73,7 @@ def share_out(needs: Mapping[str, Need], room: Room) -> dict[str, Placement | st
             free -= smallest.bytes
         else:
             shares[model] = _reason(need, smallest, free, room)
+    free = max(0, free - room.total // _HEAD_ROOM)
     growing = [model for model, share in shares.items() if not isinstance(share, str)]
     growing = [model for model in growing if not needs[model].asked]
     for rest, model in zip(range(len(growing), 0, -1), growing, strict=True):

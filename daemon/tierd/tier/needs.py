@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from tierd.backends.resident.draws import draw_bytes
 from tierd.backends.resident.image_layout import ALIGNMENT
-from tierd.backends.resident.memory import Demand, Shape
+from tierd.backends.resident.memory import SEATS, Demand, Shape
 from tierd.backends.resident.regions import plane_bytes, region_bytes
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
 from tierd.tier.budget import Need
 from tierd.tier.want import Want
 
-# Those that are not one for each matrix, rope or layer: each buffer may take up to ALIGNMENT bytes more.
-_OTHER_BUFFERS = 8
+# Those that are not one for each matrix, rope or layer. Each buffer may take up to ALIGNMENT bytes more.
+_OTHER_BUFFERS = 4 + 4 * SEATS
 
 
 def shape_of(want: Want, positions: int) -> Shape:
@@ -26,10 +27,11 @@ def need_of(want: Want, plan: Plan, demand: Demand) -> Need:
     matrix = max(max(s.offset + s.size for s in spans) - min(s.offset for s in spans) for spans in extents)
 
     buffers = len(demand.layout.matrices) + len(demand.ropes) + len(demand.stores) + _OTHER_BUFFERS
+    besides = SEATS * draw_bytes(plan.vocabulary, want.regions) + buffers * ALIGNMENT
 
     def bytes_at(positions: int) -> int:
         rows = want.regions * region_bytes(demand.stores, codec, positions)
-        return demand.working_bytes(shape_of(want, positions)) + rows + buffers * ALIGNMENT
+        return demand.working_bytes(shape_of(want, positions)) + rows + besides
 
     def largest_at(positions: int) -> int:
         planes = [plane_bytes(store, codec, want.regions, positions) for store in demand.stores]
