@@ -10,8 +10,8 @@ from tierd.kv.sizing import mib, pages_for
 
 # A context that nobody has asked for is not cut to fewer positions than these.
 LEAST_CONTEXT = 512
-# Contexts grow up to the last one in so many bytes of a device: buffers do not fill allocations to the brim, and
-# where the device's memory is the machine's, what the host writes lies there, too.
+# Contexts grow until one in so many bytes of a device is left: buffers do not fill allocations to the brim,
+# and where the device's memory is the machine's, what the host writes lies there, too.
 _HEAD_ROOM = 16
 
 
