@@ -62,7 +62,7 @@ layout(push_constant) uniform Push {
 } push;
 
 const uint TILE = 64;
-const uint LANE_POSITIONS = TILE / LANES;
+const uint TOGETHER = LANES > 16 ? TILE / LANES : 4;  // positions that a lane scores at once
 const float LOG2_E = 1.44269504;
 const float LOWEST = -3.0e38;
 
@@ -75,9 +75,9 @@ const uint WEIGHT_QUADS = (VECTORS + 3) / 4;
 const uint TEAMS = 8;  // of lanes, in which the largest score is found
 const uint TILE_QUADS = OWN * LANE_QUADS * LANES + VECTORS;
 
-shared float lane_most[VECTORS * LANES];
-shared float team_most[VECTORS * TEAMS];
-shared float tile_most[VECTORS];
+shared vec4 lane_most[WEIGHT_QUADS * LANES];
+shared vec4 team_most[WEIGHT_QUADS * TEAMS];
+shared vec4 tile_most[WEIGHT_QUADS];
 shared vec4 weights[TILE * WEIGHT_QUADS];
 shared vec4 part_values[PARTS > 1 ? VECTORS * LANES : 1];
 shared float part_totals[PARTS > 1 ? VECTORS * PARTS : 1];
@@ -94,6 +94,7 @@ vec4 values[OWN][LANE_QUADS];
 // The same of the tile at hand, and before that what the lane's part gives to it.
 float tile_total[OWN];
 vec4 tile_values[OWN][LANE_QUADS];
+vec4 lane_highest[WEIGHT_QUADS];
 float part_total[VECTORS];
 vec4 weighted[VECTORS][LANE_QUADS];
 
@@ -159,20 +160,20 @@ void begin() {
     barrier();
 }
 
-// The tile's weights: 2 to the power of score less the vector's largest one. Of what a row does not see, anything.
-void score(uint start) {
-    uint lane = gl_LocalInvocationID.x;
-    precise float scores[LANE_POSITIONS][VECTORS];
-    [[unroll]] for (uint i = 0; i < LANE_POSITIONS; i++) {
-        [[unroll]] for (uint v = 0; v < VECTORS; v++) {
+// The scores of TOGETHER positions of the tile, `first` and every LANES-th behind it, as `weights`; LOWEST where a row
+// does not see a position.
+void score_some(uint start, uint first) {
+    precise float scores[TOGETHER][4 * WEIGHT_QUADS];
+    [[unroll]] for (uint i = 0; i < TOGETHER; i++) {
+        [[unroll]] for (uint v = 0; v < 4 * WEIGHT_QUADS; v++) {
             scores[i][v] = 0.0;
         }
     }
     for (uint unit = 0; unit < HEAD_UNITS; unit++) {
-        uvec4 keys[LANE_POSITIONS];
-        precise float sums[LANE_POSITIONS][VECTORS];
-        [[unroll]] for (uint i = 0; i < LANE_POSITIONS; i++) {
-            keys[i] = load_unit(push.k_quants, key_unit(region_head, push.positions, start + i * LANES + lane, unit));
+        uvec4 keys[TOGETHER];
+        precise float sums[TOGETHER][VECTORS];
+        [[unroll]] for (uint i = 0; i < TOGETHER; i++) {
+            keys[i] = load_unit(push.k_quants, key_unit(region_head, push.positions, start + first + i * LANES, unit));
             [[unroll]] for (uint v = 0; v < VECTORS; v++) {
 #ifdef CODEC_SCALED
                 sums[i][v] = 0.0;
@@ -181,21 +182,22 @@ void score(uint start) {
 #endif
             }
         }
-        [[unroll]] for (uint c = 0; c < UNIT_QUADS; c++) {
-            vec4 x[LANE_POSITIONS];
-            [[unroll]] for (uint i = 0; i < LANE_POSITIONS; i++) {
+        for (uint c = 0; c < UNIT_QUADS; c++) {
+            vec4 x[TOGETHER];
+            [[unroll]] for (uint i = 0; i < TOGETHER; i++) {
                 x[i] = key_quad(keys[i], c);
             }
             [[unroll]] for (uint v = 0; v < VECTORS; v++) {
                 vec4 q = heads[v * HEAD_QUADS + unit * UNIT_QUADS + c];
-                [[unroll]] for (uint i = 0; i < LANE_POSITIONS; i++) {
+                [[unroll]] for (uint i = 0; i < TOGETHER; i++) {
                     sums[i][v] = fma(q.w, x[i].w, fma(q.z, x[i].z, fma(q.y, x[i].y, fma(q.x, x[i].x, sums[i][v]))));
                 }
             }
         }
-        [[unroll]] for (uint i = 0; i < LANE_POSITIONS; i++) {
+        [[unroll]] for (uint i = 0; i < TOGETHER; i++) {
 #ifdef CODEC_SCALED
-            uint at = key_scale(region_head, push.positions, start + i * LANES + lane, unit * CODEC_VALUES / 32);
+            uint block = unit * CODEC_VALUES / 32;
+            uint at = key_scale(region_head, push.positions, start + first + i * LANES, block);
             float scale = float_of_half(uint(push.k_scales.value[at]));
 #endif
             [[unroll]] for (uint v = 0; v < VECTORS; v++) {
@@ -207,14 +209,31 @@ void score(uint start) {
             }
         }
     }
-    [[unroll]] for (uint v = 0; v < VECTORS; v++) {
-        uvec2 seen = visible(start, v / QUERIES);
-        float highest = LOWEST;
-        [[unroll]] for (uint i = 0; i < LANE_POSITIONS; i++) {
-            uint p = i * LANES + lane;
-            highest = p >= seen.x && p < seen.y ? max(highest, scores[i][v]) : highest;
+    [[unroll]] for (uint four = 0; four < WEIGHT_QUADS; four++) {
+        [[unroll]] for (uint i = 0; i < TOGETHER; i++) {
+            uint p = first + i * LANES;
+            vec4 some;
+            [[unroll]] for (uint j = 0; j < 4; j++) {
+                uvec2 seen = visible(start, min(four * 4 + j, VECTORS - 1) / QUERIES);
+                some[j] = p >= seen.x && p < seen.y ? scores[i][four * 4 + j] : LOWEST;
+            }
+            weights[p * WEIGHT_QUADS + four] = some;
+            lane_highest[four] = max(lane_highest[four], some);
         }
-        lane_most[v * LANES + lane] = highest;
+    }
+}
+
+// The tile's weights: 2 to the power of score less the vector's largest one; 0 where a row does not see a position.
+void score(uint start) {
+    uint lane = gl_LocalInvocationID.x;
+    [[unroll]] for (uint four = 0; four < WEIGHT_QUADS; four++) {
+        lane_highest[four] = vec4(LOWEST);
+    }
+    for (uint first = lane; first < TILE; first += TOGETHER * LANES) {
+        score_some(start, first);
+    }
+    [[unroll]] for (uint four = 0; four < WEIGHT_QUADS; four++) {
+        lane_most[four * LANES + lane] = lane_highest[four];
     }
     barrier();
 #ifdef CODEC_SCALED
@@ -223,32 +242,48 @@ void score(uint start) {
         value_scales[i] = float_of_half(uint(push.v_scales.value[first_scale + i]));
     }
 #endif
-    for (uint i = lane; i < VECTORS * TEAMS; i += LANES) {
-        float highest = LOWEST;
+    for (uint i = lane; i < WEIGHT_QUADS * TEAMS; i += LANES) {
+        vec4 highest = vec4(LOWEST);
         for (uint j = i % TEAMS; j < LANES; j += TEAMS) {
             highest = max(highest, lane_most[i / TEAMS * LANES + j]);
         }
         team_most[i] = highest;
     }
     barrier();
-    [[unroll]] for (uint v = 0; v < VECTORS; v++) {
-        float highest = LOWEST;
-        [[unroll]] for (uint i = 0; i < TEAMS; i++) {
-            highest = max(highest, team_most[v * TEAMS + i]);
+    for (uint four = 0; four < WEIGHT_QUADS; four++) {
+        vec4 highest = team_most[four * TEAMS];
+        for (uint i = 1; i < TEAMS; i++) {
+            highest = max(highest, team_most[four * TEAMS + i]);
         }
         if (lane == 0) {
-            tile_most[v] = highest;
+            tile_most[four] = highest;
         }
-        [[unroll]] for (uint i = 0; i < LANE_POSITIONS; i++) {
-            weights[(i * LANES + lane) * WEIGHT_QUADS + v / 4][v % 4] = exp2(scores[i][v] - highest);
+        for (uint p = lane; p < TILE; p += LANES) {
+            vec4 scores = weights[p * WEIGHT_QUADS + four];
+            weights[p * WEIGHT_QUADS + four] = mix(exp2(scores - highest), vec4(0.0), equal(scores, vec4(LOWEST)));
         }
     }
     barrier();
 }
 
-// Add what this lane's part of positions [from, to) gives. At an edge some rows do not see all of them.
-void weigh_range(uint start, uint from, uint to, bool edge) {
+// A value as it is weighed. What is not finite is as large as can be: a weight of 0, which stands for a position that a
+// row does not see, makes 0 of it all the same.
+vec4 bounded(vec4 x) {
+    return mix(vec4(-LOWEST), x, lessThanEqual(abs(x), vec4(-LOWEST)));
+}
+
+// The sum of weights and the weighted values of the tile, of the vectors that this lane owns.
+void weigh(uint start) {
+    uint lane = gl_LocalInvocationID.x;
     uint part = part_of_lane();
+    [[unroll]] for (uint v = 0; v < VECTORS; v++) {
+        part_total[v] = 0.0;
+        [[unroll]] for (uint j = 0; j < LANE_QUADS; j++) {
+            weighted[v][j] = vec4(0.0);
+        }
+    }
+    uint from = visible(start, 0).x;
+    uint to = PARTS == 1 || lane < PARTS * HEAD_QUADS ? visible(start, run_rows - 1).y : 0;
     for (uint p = from + (part + PARTS - from % PARTS) % PARTS; p < to; p += AHEAD * PARTS) {
         vec4 x[AHEAD][LANE_QUADS];
         [[unroll]] for (uint b = 0; b < AHEAD; b++) {
@@ -259,67 +294,36 @@ void weigh_range(uint start, uint from, uint to, bool edge) {
 #ifdef CODEC_SCALED
                 x[b][j] *= value_scales[at * HEAD_BLOCKS + quad_of_lane(j) / 8];
 #endif
+                x[b][j] = bounded(x[b][j]);
             }
         }
         [[unroll]] for (uint b = 0; b < AHEAD; b++) {
             uint at = p + b * PARTS;
             [[unroll]] for (uint four = 0; four < WEIGHT_QUADS; four++) {
-                vec4 quad = at < to ? weights[at * WEIGHT_QUADS + four] : vec4(0.0);
+                vec4 weight = at < to ? weights[at * WEIGHT_QUADS + four] : vec4(0.0);
                 [[unroll]] for (uint i = 0; i < 4; i++) {
                     uint v = four * 4 + i;
                     if (v < VECTORS) {
-                        bool is_seen = true;
-                        if (edge) {
-                            uvec2 seen = visible(start, v / QUERIES);
-                            is_seen = at < to && at >= seen.x && at < seen.y;
-                        }
-                        float weight = is_seen ? quad[i] : 0.0;
-                        precise float sum = part_total[v] + weight;
+                        precise float sum = part_total[v] + weight[i];
                         part_total[v] = sum;
                         [[unroll]] for (uint j = 0; j < LANE_QUADS; j++) {
-                            precise vec4 more = fma(vec4(weight), x[b][j], weighted[v][j]);
-                            weighted[v][j] = is_seen ? more : weighted[v][j];
+                            precise vec4 more = fma(vec4(weight[i]), x[b][j], weighted[v][j]);
+                            weighted[v][j] = more;
                         }
                     }
                 }
             }
         }
     }
-}
-
-// The sum of weights and the weighted values of the tile, of the vectors that this lane owns.
-void weigh(uint start) {
-    uint lane = gl_LocalInvocationID.x;
-    [[unroll]] for (uint v = 0; v < VECTORS; v++) {
-        part_total[v] = 0.0;
-        [[unroll]] for (uint j = 0; j < LANE_QUADS; j++) {
-            weighted[v][j] = vec4(0.0);
-        }
-    }
-    uvec2 first = visible(start, 0);
-    uvec2 last = visible(start, run_rows - 1);
-    uint all_from = clamp(last.x, first.x, last.y);
-    uint all_to = clamp(first.y, all_from, last.y);
-    if (lane < PARTS * HEAD_QUADS || PARTS == 1) {
-        if (QUERY_ROWS > 1) {
-            weigh_range(start, first.x, all_from, true);
-        }
-        weigh_range(start, all_from, all_to, false);
-        if (QUERY_ROWS > 1) {
-            weigh_range(start, all_to, last.y, true);
-        }
-    }
-    if (PARTS > 1) {
-        if (lane < PARTS * HEAD_QUADS) {
-            [[unroll]] for (uint v = 0; v < VECTORS; v++) {
-                part_values[v * LANES + lane] = weighted[v][0];
-                if (quad_of_lane(0) == 0) {
-                    part_totals[v * PARTS + part_of_lane()] = part_total[v];
-                }
+    if (PARTS > 1 && lane < PARTS * HEAD_QUADS) {
+        [[unroll]] for (uint v = 0; v < VECTORS; v++) {
+            part_values[v * LANES + lane] = weighted[v][0];
+            if (quad_of_lane(0) == 0) {
+                part_totals[v * PARTS + part_of_lane()] = part_total[v];
             }
         }
-        barrier();
     }
+    barrier();
     [[unroll]] for (uint k = 0; k < OWN; k++) {
         if (PARTS > 1) {
             uint v = owned_vector(k);
@@ -358,7 +362,7 @@ void keep_partials(uint tile) {
         }
         if (quad_of_lane(0) == 0) {
             uint v = owned_vector(k);
-            push.partials.value[at + OWN * LANE_QUADS * LANES + v] = vec4(tile_most[v], tile_total[k], 0.0, 0.0);
+            push.partials.value[at + OWN * LANE_QUADS * LANES + v] = vec4(tile_most[v / 4][v % 4], tile_total[k], 0.0, 0.0);
         }
     }
 }
@@ -406,7 +410,7 @@ void write_output() {
     barrier();
 #endif
     const uint row_quads = QUERIES * HEAD_QUADS;
-    for (uint first = 0; first < VECTORS * HEAD_QUADS; first += LANES) {
+    [[dont_unroll]] for (uint first = 0; first < VECTORS * HEAD_QUADS; first += LANES) {
         uint i = first + gl_LocalInvocationID.x;
         bool is_there = i < run_rows * row_quads;
         vec4 x = is_there ? heads[i] : vec4(0.0);
@@ -435,9 +439,10 @@ void attend() {
         weigh(start);
         if (is_alone) {
             [[unroll]] for (uint k = 0; k < OWN; k++) {
-                uvec2 seen = visible(start, owned_vector(k) / QUERIES);
+                uint v = owned_vector(k);
+                uvec2 seen = visible(start, v / QUERIES);
                 if (seen.x < seen.y) {
-                    combine(k, tile_most[owned_vector(k)]);
+                    combine(k, tile_most[v / 4][v % 4]);
                 }
             }
         } else {

@@ -8,6 +8,8 @@
 #ifndef ROTATE_GLSL
 #define ROTATE_GLSL
 
+#extension GL_EXT_control_flow_attributes : require
+
 // The sign of value i: a bit of a Weyl sequence's mixed high half.
 float sign_of(uint i) {
     uint h = (i + 1) * 0x9e3779b9u;
@@ -39,7 +41,7 @@ void hadamard(uint quads) {
         heads[i] = a;
     }
     barrier();
-    for (uint stride = 1; stride < CODEC_ROTATED / 4; stride *= 2) {
+    [[dont_unroll]] for (uint stride = 1; stride < CODEC_ROTATED / 4; stride *= 2) {
         for (uint i = lane; i < quads / 2; i += LANES) {
             uint at = (i / stride) * 2 * stride + i % stride;
             precise vec4 a = heads[at];
