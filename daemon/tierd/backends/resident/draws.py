@@ -101,7 +101,7 @@ class Draws:
             if first + count > _MOST_CHANGES:
                 count = 0
             self._asked[row] = (
-                np.float32(1 / draw.temperature) if draw.temperature else 0.0,
+                _inverse(draw.temperature),
                 draw.top_p,
                 draw.min_p,
                 draw.uniform,
@@ -129,6 +129,14 @@ class Draws:
             first += count if fits else 0
             tokens.append(id if fits and not flag & _TAIL else None)
         return tokens
+
+
+def _inverse(temperature: float) -> float:
+    """Return 1 / temperature as the host rounds it; 0 for the most likely token."""
+    if temperature == 0:
+        return 0.0
+    with np.errstate(over="ignore", divide="ignore"):
+        return float(np.float32(1) / np.float32(temperature))
 
 
 def draw_bytes(vocabulary: int, rows: int) -> int:
