@@ -2,7 +2,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "matmul_push.glsl"
 
-// Few rows of BLOCKS blocks, on a device that loads several times faster outside of loops (FEATURE_SHUFFLE): a group
+// Rows of BLOCKS blocks, on a device that loads several times faster outside of loops (FEATURE_SHUFFLE): a group
 // computes 32 * WIDTH outputs of ROWS rows, each of its TEAMS teams of 32 lanes as many segments as the others. TEAMS
 // divides SEGMENTS and BLOCKS, so that all teams' segments end after the same blocks of theirs.
 // Groups: (ceil(outputs / (32 * WIDTH)), ceil(rows / ROWS)).

@@ -102,25 +102,30 @@ def forms(gpu: Gpu, case: Case) -> Iterator[Form]:
 
 @pytest.mark.parametrize("layout", FORMATS)
 def test_every_form_gives_the_bits_of_the_one_definition(gpu: Gpu, layout: str) -> None:
-    whole = layout in ("q6", "q3", "q2")  # only whole blocks of 256 columns are packed so
-    ragged = layout in FLOAT_LAYOUTS
-    shapes = [(75, 512 if whole else 340 if ragged else 352, 5, True), (33, 256 if whole else 96, 4, False)]
-    for outputs, columns, rows, added in shapes:
-        case = Case.random(layout, outputs, columns, rows, added=added)
-        for form in forms(gpu, case):
-            np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
+    # Some formats have whole blocks of 256 columns, those of floats any number of columns.
+    columns = 512 if layout in ("q6", "q3", "q2") else 340 if layout in FLOAT_LAYOUTS else 352
+    case = Case.random(layout, 75, columns, 5, added=True)
+    for form in forms(gpu, case):
+        np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
+
+
+@pytest.mark.parametrize("layout", ["q4", "f32"])
+def test_segments_may_be_empty_and_nothing_be_added(gpu: Gpu, layout: str) -> None:
+    case = Case.random(layout, 33, 96, 4, added=False)
+    for form in forms(gpu, case):
+        np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
 
 
 @pytest.mark.parametrize("type", ["discrete", "software"])
 def test_any_number_of_rows_gives_the_same_bits(gpu: Gpu, type: str) -> None:
     facts = replace(gpu.device.facts, type=type)
-    most = Case.random("q4", 200, 320, 41, added=True)
+    most = Case.random("q4", 200, 576, 41, added=True)
     assert isinstance(most.x, Quantised)
     assert most.residual is not None
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 33, 41):
         x = Quantised(most.x.q[:rows], most.x.scale[:rows])
         case = replace(most, x=x, residual=most.residual[:rows], expected=most.expected[:rows])
-        form = form_of(facts, "q4", quantised=True, blocks=10, rows=rows)
+        form = form_of(facts, "q4", quantised=True, blocks=18, rows=rows)
         np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
 
 
@@ -142,7 +147,7 @@ def test_the_form_follows_the_device(gpu: Gpu) -> None:
         (form.kernel, form.variant)
         for facts in (fast, slow, software, plain)
         for rows in (1, 8, 9)
-        for form in [form_of(facts, "q6", quantised=True, blocks=16, rows=rows)]
+        for form in [form_of(facts, "q6", quantised=True, blocks=18, rows=rows)]
     }
     assert names == {
         ("matvec", "q6.dot"),
@@ -163,4 +168,4 @@ def test_teams_of_unrolled_code_have_equal_shares(gpu: Gpu, blocks: int) -> None
         if "BLOCKS" in constants:
             assert constants["BLOCKS"] == blocks
             assert blocks % constants["TEAMS"] == 0
-            assert rows * blocks <= 48 * constants["TEAMS"]
+            assert rows * blocks <= 64 * constants["TEAMS"]

@@ -1,8 +1,8 @@
 """Which form of the matmul a step takes on a device. All give the same bits.
 
 `matvec` reads a matrix once for few rows, its segments side by side; `matmul` computes a tile of outputs and
-rows. A device whose loads are dear takes the variants that load least: tiles, or for few rows
-`matvec_unrolled`, whose pipelines are made for one number of blocks.
+rows. A device whose loads are dear takes the variants that load least: `matvec_unrolled`, whose pipelines are
+made for one number of blocks, or tiles where it would be too long.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from tierd.backends.vkapi.facts import DeviceFacts
 FEW_ROWS = (1, 2, 4, 8)
 # Outputs that lie side by side in a device layout.
 _LANES = 32
-# Unrolled code: fewest blocks that are worth a team, and most blocks times rows that are written out.
-_STRETCH = 8
-_UNROLLED = 48
+# Most products of a block and a row that code without loops is written out for.
+_UNROLLED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +48,13 @@ def form_of(facts: DeviceFacts, layout: str, *, quantised: bool, blocks: int, ro
 
 
 def _of_dear_loads(facts: DeviceFacts, variant: str, blocks: int, few: int | None) -> Form:
-    if few is None:
-        return _tile("matmul", variant, facts, teams=1, width=4, rows=FEW_ROWS[-1])
-    teams = next(
-        teams for teams in (8, 4, 2, 1) if (not blocks % teams and blocks >= _STRETCH * teams) or teams == 1
-    )
+    rows = few or FEW_ROWS[-1]
+    teams = next(teams for teams in (8, 4, 2, 1) if blocks % teams == 0)
+    if rows * blocks // teams <= _UNROLLED:
+        form = _tile("matvec_unrolled", variant, facts, teams=teams, width=2, rows=rows)
+        return replace(form, constants=(*form.constants, ("BLOCKS", blocks)), rows=rows)
     # Tiles of few rows stand in one row: narrow ones share a small matrix better among the cores.
-    if few * blocks // teams > _UNROLLED:
-        return _tile("matmul", variant, facts, teams=1, width=2, rows=few)
-    form = _tile("matvec_unrolled", variant, facts, teams=teams, width=2, rows=few)
-    return replace(form, constants=(*form.constants, ("BLOCKS", blocks)), rows=few)
+    return _tile("matmul", variant, facts, teams=1, width=4 if few is None else 2, rows=rows)
 
 
 def _tile(kernel: str, variant: str, facts: DeviceFacts, *, teams: int, width: int, rows: int) -> Form:
