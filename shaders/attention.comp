@@ -11,14 +11,14 @@
 // Groups: (KV heads * (heads per KV head / QUERIES), ceil(rows / QUERY_ROWS), splits). A group has QUERIES query heads,
 // which share a K/V head, of QUERY_ROWS rows, which it takes run by run: a run's rows stand one behind the other in the
 // same region and share what is read. A tile is 64 positions aligned to position 0; its largest score, sum of weights
-// and weighted values are its own, and a row's tiles are combined in ascending order by `combine`. So neither
-// QUERY_ROWS nor splits change a bit. With one split, a group combines as it goes. With several, for which QUERY_ROWS
-// is 1, each has a part of the row's tiles and puts them into `partials`; the group that comes last (told by `counters`,
-// which it leaves at 0) combines them all.
+// and weighted values are its own, and a row's tiles are combined in ascending order by `combine`. With one split, a
+// group combines as it goes. With several, for which QUERY_ROWS is 1, each has a part of the row's tiles and puts them
+// into `partials`; the group that comes last, as `counters` tell, combines them all and leaves its counter at 0. So
+// QUERIES, QUERY_ROWS, AHEAD and the number of splits change no bit. LANES may: the order of sums depends on it.
 //
 // HEAD_SIZE: at most 1024, what the codec can keep. LANES: 8, 16, 32 or 64. QUERIES * QUERY_ROWS: at most 12, and with
 // HEAD_SIZE at most 4096. OUT_QUANTISED: needs a HEAD_SIZE that is a multiple of 32. AHEAD: positions whose values a
-// lane asks for at once. None but HEAD_SIZE and LANES changes a bit.
+// lane asks for at once.
 // partials: TILE_QUADS vec4 for each tile of each group of the grid's first plane, `partial_tiles` tiles a group.
 // counters: a uint for each of these groups, 0 before the first step.
 
@@ -362,7 +362,8 @@ void keep_partials(uint tile) {
         }
         if (quad_of_lane(0) == 0) {
             uint v = owned_vector(k);
-            push.partials.value[at + OWN * LANE_QUADS * LANES + v] = vec4(tile_most[v / 4][v % 4], tile_total[k], 0.0, 0.0);
+            vec4 softmax = vec4(tile_most[v / 4][v % 4], tile_total[k], 0.0, 0.0);
+            push.partials.value[at + OWN * LANE_QUADS * LANES + v] = softmax;
         }
     }
 }

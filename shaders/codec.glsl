@@ -1,4 +1,5 @@
-// How rows of K and V are kept: the codec of the variant. The entry declares HEAD_SIZE, LANES and `shared vec4 heads[]`.
+// How rows of K and V are kept: the codec of the variant. The entry declares HEAD_SIZE, LANES and
+// `shared vec4 heads[]`.
 // A codec is, for units of 16 bytes:
 //   CODEC_VALUES             values of a unit
 //   CODEC_ROTATED            where it rotates: how many neighbouring values together

@@ -9,8 +9,8 @@
 //
 // HEAD_SIZE: at most 1024, what the codec can keep. LANES: a power of two.
 // ROPE_PAIRS: 0 without rope, else at most HEAD_SIZE / 2; neighbours make a pair where ROPE_INTERLEAVED is set.
-// q_norm, k_norm: weights of one head, or absent. q_signs, k_signs: by K/V head, what queries and keys are multiplied by
-// before they are rotated; absent for the codec's own signs.
+// q_norm, k_norm: weights of one head, or absent. q_signs, k_signs: by K/V head, what queries and keys are multiplied
+// by before they are rotated; absent for the codec's own signs.
 
 layout(constant_id = 0) const uint HEAD_SIZE = 64;
 layout(constant_id = 1) const uint LANES = 32;
