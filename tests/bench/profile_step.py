@@ -21,6 +21,7 @@ import numpy as np
 
 from seat import Seat
 from tierd.backends import library
+from tierd.backends.host import HostExecutor
 from tierd.backends.profile import OpName, StepProfile
 from tierd.backends.protocol import LogitsResult
 
@@ -30,11 +31,14 @@ Times = dict[str, float]
 def decode(seat: Seat, steps: int) -> tuple[list[StepProfile], list[Times]]:
     """Take so many steps; return their profiles, and what Python does, in nanoseconds, in order."""
     profiles, around = [], []
+    executor = seat.executor
+    assert isinstance(executor, HostExecutor)
     for _ in range(steps):
         begun = time.perf_counter_ns()
         step = seat.begin()
+        assert step is not None
         chosen = time.perf_counter_ns()
-        profile = seat.executor.profile(step.batch)
+        profile = executor.profile(step.batch)
         computed = time.perf_counter_ns()
         seat.finish(step, LogitsResult(profile.logits))
         done = time.perf_counter_ns()

@@ -5,35 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from pathlib import Path
 
-from tierd.backends.host import HostBackend, HostExecutor
-from tierd.backends.protocol import Result
+from tierd.backends.host import HostBackend
+from tierd.backends.protocol import Executor, Result
 from tierd.chat.stops import text_stream
 from tierd.core import Request, SamplingParams, Sequence
 from tierd.engine.flights import counting
 from tierd.engine.sampler import pick, score
 from tierd.engine.scheduler import commit, leave, schedule, settle
-from tierd.settings import EngineSettings, KVSettings, ModelSettings, Settings
-from tierd.slot import Step, open_slot
+from tierd.settings import EngineSettings, GPUSettings, KVSettings, ModelSettings, Settings
+from tierd.slot import Step
 from tierd.tier.host_site import HostSite
+from tierd.tier.placing import Tier
+
+ON_DEVICE = GPUSettings(mode="resident", require="resident", allow_software=True)
+ON_HOST = GPUSettings(mode="off")
 
 
 class Seat:
     """A model opened for a number of streams, with no prefix cache.
 
-    context: positions of each; 0: the model's own. page_pool_bytes: of all K/V pages.
+    context: positions of each; 0: the model's own. gpu: where it runs. page_pool_bytes: of all K/V pages.
     """
 
-    def __init__(self, path: Path, *, threads: int, context: int, streams: int) -> None:
-        settings = Settings(engine=EngineSettings(threads=threads), kv=KVSettings(prefix_cache=False))
+    def __init__(
+        self, path: Path, *, threads: int, context: int, streams: int, gpu: GPUSettings = ON_HOST
+    ) -> None:
+        """Raises RequiredTierError for a model that cannot be on the device that it is meant for."""
+        settings = Settings(
+            engine=EngineSettings(threads=threads), kv=KVSettings(prefix_cache=False), gpu=gpu
+        )
         model = ModelSettings(id="bench", path=path, context=context, streams=streams)
         self._backend = HostBackend(settings.engine.threads)
-        self.slot = open_slot(model, settings, HostSite(self._backend))
+        self._tier = Tier(settings, HostSite(self._backend), self._backend.pool)
+        self.slot = self._tier.open(model)
         self.page_pool_bytes = self.slot.executor.pages * self.slot.executor.page_bytes
 
     @property
-    def executor(self) -> HostExecutor:
+    def executor(self) -> Executor:
         """What computes its steps."""
-        assert isinstance(self.slot.executor, HostExecutor)
         return self.slot.executor
 
     def submit(self, prompt: Ordered[int], tokens: int) -> Sequence:
@@ -51,11 +60,11 @@ class Seat:
         self.slot.waiting.append(sequence)
         return sequence
 
-    def begin(self) -> Step:
-        """Choose the rows of the next step."""
+    def begin(self) -> Step | None:
+        """Choose the rows of the next step; None when nobody has work."""
         step = schedule(self.slot)
-        assert step is not None, "nobody has work"
-        self.slot.steps.append(step)
+        if step is not None:
+            self.slot.steps.append(step)
         return step
 
     def finish(self, step: Step, result: Result) -> None:
@@ -65,10 +74,11 @@ class Seat:
         commit(self.slot, step, tokens, score(step, result, tokens))
 
     def step(self) -> None:
-        """Take a whole step."""
-        step = self.begin()
-        self.slot.executor.submit(step.batch)
-        self.finish(step, self.slot.executor.collect())
+        """Give the executor as many steps as it takes, then wait for the oldest one."""
+        while self.slot.has_room and (step := self.begin()) is not None:
+            self.executor.submit(step.batch)
+        assert self.slot.steps, "nobody has work"
+        self._collect()
 
     def run_in(self, prompts: Ordered[Ordered[int]], tokens: int) -> list[Sequence]:
         """Start a stream for each prompt; step until all of them generate, with so many steps left."""
@@ -84,12 +94,18 @@ class Seat:
             self.step()
 
     def clear(self) -> None:
-        """End all streams."""
+        """End all streams, and wait for the steps that they are in."""
         for sequence in [*self.slot.running, *self.slot.waiting]:
             leave(self.slot, sequence)
+        while self.slot.steps:
+            self._collect()
 
     def close(self) -> None:
         """Free the model and end its threads."""
         self.clear()
         self.slot.close()
+        self._tier.close()
         self._backend.close()
+
+    def _collect(self) -> None:
+        self.finish(self.slot.steps[0], self.executor.collect())
