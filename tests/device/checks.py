@@ -1,0 +1,74 @@
+"""The sections of the check, in order."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from device import facts
+from device.bandwidth import bandwidth
+from device.bars import judge
+from device.clocked import ClockedDevice
+from device.parity import parity
+from device.report import Report
+from device.speed import FULL, SMALL, Speed
+from tierd.backends.host import ThreadPool
+from tierd.backends.resident.backend import ResidentBackend
+from tierd.errors import DeviceError
+
+# No section is begun later; with the longest of them the check then ends within five minutes.
+_LAST_START_S = 240.0
+
+
+def run(options: argparse.Namespace, folder: Path) -> int:
+    """Run all that this machine can, print and write it; return the exit code. folder: for models."""
+    date = datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat()
+    report = Report(options.out, date=date, small=options.small)
+    report.section("host", facts.host_facts)
+    try:
+        device = ClockedDevice.open(
+            allow_software=options.allow_software, pipeline_cache=folder / "pipelines"
+        )
+    except DeviceError as error:
+        report.section("device", dict, reason=str(error))
+        print(f"check: {error}", file=sys.stderr)
+        return 2
+    pool = ThreadPool(0)
+    _measure(report, device, pool, folder, small=options.small)
+    report.found["passed"] = not report.failed
+    report.write()
+    print(
+        f"\n{'failed: ' + ', '.join(report.failed) if report.failed else 'passed'} ({report.seconds:.0f} s)"
+    )
+    if report.lost:  # whoever closes it waits for it
+        shutil.rmtree(folder, ignore_errors=True)
+        sys.stdout.flush()
+        os._exit(1)
+    device.close()
+    pool.close()
+    return 1 if report.failed else 0
+
+
+def _measure(report: Report, device: ClockedDevice, pool: ThreadPool, folder: Path, *, small: bool) -> None:
+    report.section("device", lambda: facts.device_facts(device))
+    backend = ResidentBackend(device, pool, images=None)
+    report.section("parity", lambda: parity(backend, pool, folder, small=small))
+    software = device.facts.type == "software"
+    effort = SMALL if small or software else FULL
+    report.section("bandwidth", lambda: bandwidth(device, largest=effort.copied))
+
+    speed = Speed(device, pool, folder, effort)
+    reason = "out of time" if report.seconds > _LAST_START_S else ""
+    if report.section("load", speed.load, reason=reason) is None:
+        reason = reason or "the model was not loaded"
+    for name in ("switch", "decode", "prefill", "operations"):
+        reason = reason or ("out of time" if report.seconds > _LAST_START_S else "")
+        report.section(name, getattr(speed, name), reason=reason)
+    if not report.lost:
+        speed.close()
+    why = "a software device" if software else "a tiny model" if small else ""
+    report.section("bars", lambda: judge(report.found, reason=why))

@@ -1,0 +1,166 @@
+"""Tiny random models on the device: against the host kernels, and the same bits in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import tiny
+from device.report import Found, line
+from tierd.backends.host import ThreadPool, compile_plan
+from tierd.backends.resident.backend import ResidentBackend
+from tierd.backends.resident.executor import ResidentExecutor
+from tierd.backends.resident.memory import Shape
+from tierd.core import Batch, Chunk, Draw
+from tierd.models import GGUFFile, build_plan
+from tierd.models.formats import KV_CODECS, WEIGHT_FORMATS
+
+Logits = npt.NDArray[np.float32]
+
+SHAPE = Shape(regions=8, positions=256, max_rows=32, selected=4)
+CODECS = ("f16", "q8_0", "tq4")
+# Of the spread of the host's logits, how far the device's are off on average at most, by codec: a quantised
+# activation, key or value may fall on the other side of a rounding edge, and so may those after it.
+BOUNDS = {"f16": 0.01, "q8_0": 0.03, "tq4": 0.03}
+TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 300, 96)]
+# Sizes that all formats and codecs can have.
+_WIDE = {"n_embd": 256, "head_size": 64, "heads": 4, "kv_heads": 2, "ff": 512}
+# Of these formats, every family and codec is looked at in company and with steps ahead.
+_IN_COMPANY = ("Q4_1", "Q8_0")
+_PAGE = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model: how it is written, and its K/V codec."""
+
+    family: str
+    format: str
+    codec: str
+
+    @property
+    def name(self) -> str:
+        """What it is called in the report."""
+        return f"{self.family} {self.format}, K/V {self.codec}"
+
+    def write(self, folder: Path) -> Path:
+        """Write its file, unless another case has."""
+        path = folder / f"{self.family}-{self.format}.gguf"
+        if not path.exists():
+            writer: Callable[..., Path] = {"llama": tiny.write_llama, "gemma3": tiny.write_gemma3}[
+                self.family
+            ]
+            layers = {"layers": 7} if self.family == "gemma3" else {}
+            writer(path, format=self.format, **_WIDE, **layers)
+        return path
+
+
+def cases(*, small: bool) -> list[Case]:
+    """Return the models to look at; small: few of them."""
+    if small:
+        return [Case("llama", "Q4_1", "tq4"), Case("gemma3", "Q8_0", "f16")]
+    formats = [entry.name for entry in WEIGHT_FORMATS.values()]
+    return [
+        *(Case("llama", format, "f16") for format in formats),
+        *(Case("llama", "Q4_1", codec) for codec in CODECS[1:]),
+        *(Case("gemma3", "Q8_0", codec) for codec in CODECS),
+        Case("gemma3", "Q4_K", "f16"),
+    ]
+
+
+def parity(backend: ResidentBackend, pool: ThreadPool, folder: Path, *, small: bool) -> Found:
+    """Return what was compared and how it came out; `result` is "pass" or "fail"."""
+    host, bits, greedy = [], [], []
+    for case in cases(small=small):
+        with _opened(backend, case, folder) as (file, executor):
+            host.append(_against_host(case, file, executor, pool))
+            if case.format in _IN_COMPANY:
+                bits.append(_same_bits(case, executor))
+                greedy.append(_greedy(case, executor))
+    passed = all(entry["result"] == "pass" for entry in (*host, *bits, *greedy))
+    return {"result": _word(passed), "host": host, "bits": bits, "greedy": greedy}
+
+
+@contextmanager
+def _opened(
+    backend: ResidentBackend, case: Case, folder: Path
+) -> Iterator[tuple[GGUFFile, ResidentExecutor]]:
+    with GGUFFile.open(case.write(folder)) as file:
+        executor = backend.compile(build_plan(file), file, codec=KV_CODECS[case.codec], shape=SHAPE)
+        with closing(executor):
+            yield file, executor
+
+
+def feed(executor: Any, tokens: Sequence[int], pages: Sequence[int], *, step: int) -> Logits:
+    """Feed one sequence in chunks of `step` rows; return the logits of all its rows."""
+    rows = []
+    for start in range(0, len(tokens), step):
+        part = tokens[start : start + step]
+        rows.append(executor.run(Batch((Chunk(part, start, pages, tuple(range(len(part)))),))).copy())
+    return np.concatenate(rows)
+
+
+def _against_host(case: Case, file: GGUFFile, executor: ResidentExecutor, pool: ThreadPool) -> Found:
+    pages = range(-(-len(TOKENS) // _PAGE))
+    codec = KV_CODECS[case.codec]
+    host = compile_plan(build_plan(file), file, codec=codec, pages=len(pages), max_rows=32, pool=pool)
+    with closing(host):
+        expected = feed(host, TOKENS, pages, step=32)
+    off = np.abs(feed(executor, TOKENS, (0,), step=32) - expected)
+    mean, most = float(off.mean() / expected.std()), float(off.max() / expected.std())
+    passed = mean < BOUNDS[case.codec]  # false for a NaN
+    line(case.name, f"{_word(passed)}: off by {mean:.5f} on average, {most:.4f} at most, of the spread")
+    return {
+        "model": case.name,
+        "result": _word(passed),
+        "mean": mean,
+        "max": most,
+        "bound": BOUNDS[case.codec],
+    }
+
+
+def _same_bits(case: Case, executor: ResidentExecutor) -> Found:
+    """Feed a sequence in chunks of several sizes in several regions, and row by row among seven others."""
+    tokens = TOKENS[:40]
+    whole = feed(executor, tokens, (0,), step=32)
+    differ = [
+        f"chunks of {step}"
+        for step, region in ((1, 3), (7, 5), (16, 7))
+        if not np.array_equal(feed(executor, tokens, (region,), step=step), whole)
+    ]
+    for at, token in enumerate(tokens):
+        chunks = [Chunk(TOKENS[n + at : n + at + 1 + n % 3], at * (1 + n % 3), (n,)) for n in range(1, 8)]
+        chunks.insert(at % 8, Chunk((token,), at, (0,), (0,)))
+        if not np.array_equal(executor.run(Batch(tuple(chunks)))[0], whole[at]):
+            differ.append(f"row {at} among others")
+    line(f"bits of {case.name}", _word(not differ), *differ[:3])
+    return {"model": case.name, "result": _word(not differ), "differ": differ}
+
+
+def _greedy(case: Case, executor: ResidentExecutor) -> Found:
+    """Generate with a step ahead, and again one step at a time."""
+    prompt, count = TOKENS[:5], 16
+    alone = list(feed(executor, prompt, (1,), step=32).argmax(axis=1)[-1:])
+    for position in range(len(prompt), len(prompt) + count - 1):
+        logits = executor.run(Batch((Chunk((int(alone[-1]),), position, (1,), (0,)),)))
+        alone.append(logits[0].argmax())
+
+    executor.submit(Batch((Chunk(prompt, 0, (0,), (len(prompt) - 1,)),), (Draw(),)))
+    ahead = []
+    for position in range(len(prompt), len(prompt) + count - 1):
+        executor.submit(Batch((Chunk((-1,), position, (0,), (0,)),), (Draw(),)))
+        ahead.append(executor.collect().drawn(0))
+    ahead.append(executor.collect().drawn(0))
+    passed = ahead == [int(token) for token in alone]
+    line(f"steps ahead, {case.name}", _word(passed))
+    return {"model": case.name, "result": _word(passed), "tokens": count}
+
+
+def _word(passed: bool) -> str:
+    return "pass" if passed else "fail"
