@@ -101,6 +101,28 @@ vec4 weighted[VECTORS][LANE_QUADS];
 // The run: its first row, that row's position, and how many rows; the K/V head's number among all regions.
 uint first_row, first_position, run_rows, region_head;
 
+// A product is rounded before it is added: fma() cannot be `precise`, and compilers reorder what they may.
+float plus_product(float sum, float a, float b) {
+    precise float product = a * b;
+    precise float more = sum + product;
+    return more;
+}
+
+vec4 plus_product(vec4 sum, float a, vec4 b) {
+    precise vec4 product = a * b;
+    precise vec4 more = sum + product;
+    return more;
+}
+
+float plus_products(float sum, vec4 a, vec4 b) {
+    precise vec4 product = a * b;
+    precise float more = sum + product.x;
+    more += product.y;
+    more += product.z;
+    more += product.w;
+    return more;
+}
+
 // Which part's positions a lane takes, and the vector that it owns as its k-th; where there are lanes or turns left
 // over, they do again what others do.
 uint part_of_lane() {
@@ -190,7 +212,7 @@ void score_some(uint start, uint first) {
             [[unroll]] for (uint v = 0; v < VECTORS; v++) {
                 vec4 q = heads[v * HEAD_QUADS + unit * UNIT_QUADS + c];
                 [[unroll]] for (uint i = 0; i < TOGETHER; i++) {
-                    sums[i][v] = fma(q.w, x[i].w, fma(q.z, x[i].z, fma(q.y, x[i].y, fma(q.x, x[i].x, sums[i][v]))));
+                    sums[i][v] = plus_products(sums[i][v], q, x[i]);
                 }
             }
         }
@@ -202,7 +224,7 @@ void score_some(uint start, uint first) {
 #endif
             [[unroll]] for (uint v = 0; v < VECTORS; v++) {
 #ifdef CODEC_SCALED
-                scores[i][v] = fma(scale, sums[i][v], scores[i][v]);
+                scores[i][v] = plus_product(scores[i][v], scale, sums[i][v]);
 #else
                 scores[i][v] = sums[i][v];
 #endif
@@ -292,7 +314,8 @@ void weigh(uint start) {
             [[unroll]] for (uint j = 0; j < LANE_QUADS; j++) {
                 x[b][j] = value_quad(push.v_quants, first, quad_of_lane(j));
 #ifdef CODEC_SCALED
-                x[b][j] *= value_scales[at * HEAD_BLOCKS + quad_of_lane(j) / 8];
+                precise vec4 scaled = x[b][j] * value_scales[at * HEAD_BLOCKS + quad_of_lane(j) / 8];
+                x[b][j] = scaled;
 #endif
                 x[b][j] = bounded(x[b][j]);
             }
@@ -307,8 +330,7 @@ void weigh(uint start) {
                         precise float sum = part_total[v] + weight[i];
                         part_total[v] = sum;
                         [[unroll]] for (uint j = 0; j < LANE_QUADS; j++) {
-                            precise vec4 more = fma(vec4(weight[i]), x[b][j], weighted[v][j]);
-                            weighted[v][j] = more;
+                            weighted[v][j] = plus_product(weighted[v][j], weight[i], x[b][j]);
                         }
                     }
                 }
@@ -402,7 +424,8 @@ void write_output() {
     [[unroll]] for (uint k = 0; k < OWN; k++) {
         precise float inverse = 1.0 / total[k];
         [[unroll]] for (uint j = 0; j < LANE_QUADS; j++) {
-            heads[owned_vector(k) * HEAD_QUADS + quad_of_lane(j)] = values[k][j] * inverse;
+            precise vec4 mean = values[k][j] * inverse;
+            heads[owned_vector(k) * HEAD_QUADS + quad_of_lane(j)] = mean;
         }
     }
 #ifdef CODEC_ROTATED

@@ -46,13 +46,16 @@ void hadamard(uint quads) {
             uint at = (i / stride) * 2 * stride + i % stride;
             precise vec4 a = heads[at];
             precise vec4 b = heads[at + stride];
-            heads[at] = a + b;
-            heads[at + stride] = a - b;
+            precise vec4 sum = a + b;
+            precise vec4 difference = a - b;
+            heads[at] = sum;
+            heads[at + stride] = difference;
         }
         barrier();
     }
     for (uint i = lane; i < quads; i += LANES) {
-        heads[i] *= hadamard_scale(CODEC_ROTATED);
+        precise vec4 scaled = heads[i] * hadamard_scale(CODEC_ROTATED);
+        heads[i] = scaled;
     }
     barrier();
 }

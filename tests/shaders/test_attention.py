@@ -206,6 +206,8 @@ def test_a_row_is_the_same_alone_and_among_others(gpu: Gpu, model: Model) -> Non
     [
         Model(F16, lanes=8, ahead=1, query_rows=4),
         Model(F16, window=70, query_rows=4),
+        Model(Q8_0, group=2, query_rows=6),
+        Model(TQ4, query_rows=4),
         Model(Q8_0, 96, group=4, kv_heads=1, window=3, lanes=8, ahead=1, query_rows=3),
         Model(TQ4, 128, group=4, kv_heads=1, lanes=32, query_rows=2),
     ],

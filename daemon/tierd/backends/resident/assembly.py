@@ -10,12 +10,12 @@ from tierd.backends.resident import manifest, ops
 from tierd.backends.resident.grid import Grid, Live, Per
 from tierd.backends.resident.matmuls import form_of
 from tierd.backends.resident.places import FloatRows, Places, StepPlaces
-from tierd.backends.resident.split import LANES, groups_of, queries_of, query_rows_of
+from tierd.backends.resident.split import ahead_of, groups_of, lanes_of, queries_of, query_rows_of
 from tierd.backends.vkapi import DeviceFacts
 from tierd.models.formats import KVCodec
 from tierd.models.plan import Activation
 
-# Lanes that share a head.
+# Lanes that share a head at most.
 _HEAD_LANES = 32
 # Values of a row that one group of an elementwise kernel takes.
 _SPAN = 256
@@ -206,7 +206,7 @@ class Assembler:
             push |= {name: self._float(buffer).address, f"{name}_stride": self._float(buffer).stride}
         constants = {
             "HEAD_SIZE": store.head_size,
-            "LANES": _HEAD_LANES,
+            "LANES": min(_HEAD_LANES, lanes_of(self._facts)),
             "HEADS": op.heads,
             "KV_HEADS": store.heads,
             "ROPE_PAIRS": len(op.rope.frequencies) if op.rope else 0,
@@ -246,7 +246,8 @@ class Assembler:
         }
         constants = {
             "HEAD_SIZE": store.head_size,
-            "LANES": LANES,
+            "LANES": lanes_of(self._facts),
+            "AHEAD": ahead_of(self._facts),
             "QUERIES": queries_of(op),
             "QUERY_ROWS": query_rows,
             "OUT_QUANTISED": op.quantised,

@@ -34,7 +34,7 @@ class ResidentBackend:
         """Return what a model needs. Raises UnsupportedModelError for what the device path lacks."""
         lowering = Lowering(plan, file)
         regions.check_codec(codec, lowering.stores.values())
-        return Demand(plan, file, lowering)
+        return Demand(plan, file, lowering, self.device.facts)
 
     def compile(
         self,

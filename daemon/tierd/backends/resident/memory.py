@@ -27,7 +27,7 @@ from tierd.backends.resident.places import (
 )
 from tierd.backends.resident.regions import plane_bytes
 from tierd.backends.resident.split import Split
-from tierd.backends.vkapi import Buffer, Device, Part, Role
+from tierd.backends.vkapi import Buffer, Device, DeviceFacts, Part, Role
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan, RopeSpec, RowStore
@@ -60,7 +60,7 @@ class Demand:
     lowering: its ops. matrices, vectors, ropes: what they use. layout: of its image. stores: of all layers.
     """
 
-    def __init__(self, plan: Plan, file: GGUFFile, lowering: Lowering) -> None:
+    def __init__(self, plan: Plan, file: GGUFFile, lowering: Lowering, facts: DeviceFacts) -> None:
         every = [*lowering.body, *lowering.tail]
         self.matrices = tuple(op.matrix for op in every if isinstance(op, ops.Lookup | ops.Product))
         self.vectors = tuple(_vectors(every))
@@ -70,6 +70,7 @@ class Demand:
         self._attends = [op for op in every if isinstance(op, ops.Attend)]
         self.lowering = lowering
         self._plan = plan
+        self._facts = facts
 
     def activations(self, shape: Shape) -> Activations:
         """Place what steps compute with."""
@@ -77,7 +78,7 @@ class Demand:
 
     def split(self, positions: int) -> Split:
         """Say how attention may be split; positions: of a region."""
-        return Split.of(self._attends, positions)
+        return Split.of(self._attends, positions, self._facts)
 
     def working_bytes(self, shape: Shape) -> int:
         """Return the bytes of weights and of all that steps compute with."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tierd.backends.resident import ops
 from tierd.backends.resident.regions import TILE
+from tierd.backends.vkapi import DeviceFacts
 
 # Most query vectors (heads of a K/V head, times rows) that one group takes, and most of their values.
 _VECTORS = 12
@@ -22,8 +23,17 @@ _ROWS = 8
 # Tiles worth a group of their own, and most groups of a row and K/V head.
 _TILES = 4
 _SPLITS = 64
-LANES = 64
 _QUAD = 16
+
+
+def lanes_of(facts: DeviceFacts) -> int:
+    """Return how many lanes a group of attention has: a part of the order of its sums."""
+    return 8 if facts.dear_loads else 64
+
+
+def ahead_of(facts: DeviceFacts) -> int:
+    """Return for how many positions values are asked for at once."""
+    return 1 if facts.dear_loads else 4
 
 
 def queries_of(op: ops.Attend) -> int:
@@ -47,7 +57,7 @@ def groups_of(op: ops.Attend) -> int:
 class Split:
     """What splits of a model need. rows: most rows of a step that is split, 0 for none.
 
-    tiles: of a region. partials, counters: bytes.
+    tiles: of a region. partials, counters: bytes. A software device has few cores, which one row fills.
     """
 
     rows: int
@@ -56,14 +66,14 @@ class Split:
     counters: int
 
     @classmethod
-    def of(cls, attends: Iterable[ops.Attend], positions: int) -> Split:
+    def of(cls, attends: Iterable[ops.Attend], positions: int, facts: DeviceFacts) -> Split:
         """Work it out for the attention ops of a model; positions: of a region."""
         tiles = positions // TILE
         row, groups = 0, 0
         for op in attends:
             groups = max(groups, groups_of(op))
-            row = max(row, groups_of(op) * tiles * _tile_bytes(op))
-        rows = min(_ROWS, _PARTIALS_BYTES // row) if row and tiles > _TILES else 0
+            row = max(row, groups_of(op) * tiles * _tile_bytes(op, lanes_of(facts)))
+        rows = min(_ROWS, _PARTIALS_BYTES // row) if row and tiles > _TILES and not facts.dear_loads else 0
         return cls(rows, tiles, rows * row, max(rows * groups, 1) * 4)
 
     def count(self, rows: int, last_position: int) -> int:
@@ -77,8 +87,8 @@ def _most_vectors(op: ops.Attend) -> int:
     return min(_VECTORS, _VECTOR_VALUES // op.store.head_size)
 
 
-def _tile_bytes(op: ops.Attend) -> int:
+def _tile_bytes(op: ops.Attend, lanes: int) -> int:
     """Return the bytes of one tile of one group, as `shaders/attention.comp` lays it out (TILE_QUADS)."""
     queries, quads = queries_of(op), op.store.head_size // 4
-    parts, lane_quads = max(LANES // quads, 1), -(-quads // LANES)
-    return (-(-queries // parts) * lane_quads * LANES + queries) * _QUAD
+    parts, lane_quads = max(lanes // quads, 1), -(-quads // lanes)
+    return (-(-queries // parts) * lane_quads * lanes + queries) * _QUAD
