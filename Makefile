@@ -3,11 +3,12 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-long test-lowest bench bench-table profile sanitize check clean
+.PHONY: help serve models test test-long test-lowest bench bench-device bench-table profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
 BENCH ?=
+BENCH_DEVICE ?=
 PROFILE ?=
 
 VENV := .venv
@@ -16,9 +17,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM2 := .models/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3 := .models/gemma-3-270m-q4_k_m.gguf
-# What tierd is measured against; built on this machine for this machine.
+# What tierd is measured against: on the processor, built on this machine for this machine, and on a device.
 RIVAL := .venv-bench
 LLAMA_CPP_PYTHON := llama-cpp-python==0.3.36
+DEVICE_RIVAL := .venv-bench-vulkan
+CYLLAMA_VULKAN := cyllama-vulkan==0.2.18
+DEVICE_RIVAL_PYTHON := 3.11
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/* shaders/*.*)
 # A software device, and what watches over its use. Tests need them; serving does not.
 VULKAN := libvulkan1 mesa-vulkan-drivers vulkan-validationlayers
@@ -49,8 +53,17 @@ test-lowest: $(VENV)/.created $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) 
 bench: $(VENV)/.serve $(SMOLLM2) $(GEMMA3) $(RIVAL)/.built ## time the first token, then tierd against llama.cpp (BENCH='--rounds 5 --files q4_1,gemma3')
 	$(BIN)/python tests/bench/first_token.py
 	$(BIN)/python tests/bench/throughput.py --llama-python $(RIVAL)/bin/python $(BENCH)
+	@$(MAKE) --no-print-directory bench-device
 
-bench-table: ## put the newest result of make bench into the README
+bench-device: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) ## tierd against llama.cpp on a Vulkan device (BENCH_DEVICE='--prefill 512')
+	@if $(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(DEVICE_RIVAL_PYTHON)")'; then \
+		$(MAKE) --no-print-directory $(DEVICE_RIVAL)/.built; \
+		$(BIN)/python tests/bench/device_throughput.py --llama-python $(DEVICE_RIVAL)/bin/python $(BENCH_DEVICE); \
+	else \
+		echo 'not run: $(CYLLAMA_VULKAN) is meant for Python $(DEVICE_RIVAL_PYTHON)'; \
+	fi
+
+bench-table: ## put the newest results of make bench into the README
 	$(PYTHON) tests/bench/tables.py
 
 profile: $(VENV)/.serve $(SMOLLM2) ## show where the time of a decode step goes (PROFILE='--streams 8')
@@ -69,7 +82,7 @@ check: $(VENV)/.dev ## lint, types, floors, SPIR-V
 	$(BIN)/python tools/validate_shaders.py
 
 clean: ## remove the environments and builds, keep the models
-	rm -rf $(VENV) $(RIVAL) build
+	rm -rf $(VENV) $(RIVAL) $(DEVICE_RIVAL) build
 
 $(VENV)/.created:
 	@sh tools/debian_packages.sh $(PYTHON)
@@ -92,6 +105,11 @@ $(RIVAL)/.built:
 	@sh tools/debian_packages.sh $(PYTHON) g++
 	$(PYTHON) -m venv $(RIVAL)
 	CMAKE_ARGS="-DGGML_NATIVE=ON" $(RIVAL)/bin/python -m pip --disable-pip-version-check install --no-binary llama-cpp-python $(LLAMA_CPP_PYTHON)
+	@touch $@
+
+$(DEVICE_RIVAL)/.built:
+	$(PYTHON) -m venv $(DEVICE_RIVAL)
+	$(DEVICE_RIVAL)/bin/python -m pip --disable-pip-version-check install $(CYLLAMA_VULKAN)
 	@touch $@
 
 $(SMOLLM2): | $(VENV)/.created

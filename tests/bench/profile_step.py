@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from seat import Seat
+from seat import Box, Seat
 from tierd.backends import library
 from tierd.backends.host import HostExecutor
 from tierd.backends.profile import OpName, StepProfile
@@ -98,11 +98,13 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0, help="0: the usable cores")
     options = parser.parse_args()
 
-    seat = Seat(options.model, threads=options.threads, context=0, streams=options.streams)
+    box = Box(threads=options.threads)
+    seat = Seat(options.model, box, context=0, streams=options.streams)
     draw, vocabulary = random.Random(0), range(seat.executor.vocabulary)
     seat.run_in([draw.choices(vocabulary, k=options.prompt) for _ in range(options.streams)], options.steps)
     profiles, around = decode(seat, options.steps)
     seat.close()
+    box.close()
 
     whole = float(np.median([sum(step.values()) for step in around]))
     threads, ops = profiles[0].wait.shape

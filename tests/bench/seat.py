@@ -13,7 +13,7 @@ from tierd.engine.flights import counting
 from tierd.engine.sampler import pick, score
 from tierd.engine.scheduler import commit, leave, schedule, settle
 from tierd.settings import EngineSettings, GPUSettings, KVSettings, ModelSettings, Settings
-from tierd.slot import Step
+from tierd.slot import Slot, Step
 from tierd.tier.host_site import HostSite
 from tierd.tier.placing import Tier
 
@@ -21,23 +21,35 @@ ON_DEVICE = GPUSettings(mode="resident", require="resident", allow_software=True
 ON_HOST = GPUSettings(mode="off")
 
 
+class Box:
+    """What a daemon has as long as it lives: threads, and a device where models are to be on one."""
+
+    def __init__(self, *, threads: int, gpu: GPUSettings = ON_HOST) -> None:
+        self._settings = Settings(
+            engine=EngineSettings(threads=threads), kv=KVSettings(prefix_cache=False), gpu=gpu
+        )
+        self._backend = HostBackend(threads)
+        self._tier = Tier(self._settings, HostSite(self._backend), self._backend.pool)
+
+    def open(self, model: ModelSettings) -> Slot:
+        """Put a model where it belongs. Raises RequiredTierError when it cannot be on the device."""
+        return self._tier.open(model)
+
+    def close(self) -> None:
+        """End the threads, and close the device. All models have been closed."""
+        self._tier.close()
+        self._backend.close()
+
+
 class Seat:
     """A model opened for a number of streams, with no prefix cache.
 
-    context: positions of each; 0: the model's own. gpu: where it runs. page_pool_bytes: of all K/V pages.
+    context: positions of each; 0: the model's own. page_pool_bytes: of all K/V pages.
     """
 
-    def __init__(
-        self, path: Path, *, threads: int, context: int, streams: int, gpu: GPUSettings = ON_HOST
-    ) -> None:
+    def __init__(self, path: Path, box: Box, *, context: int, streams: int) -> None:
         """Raises RequiredTierError for a model that cannot be on the device that it is meant for."""
-        settings = Settings(
-            engine=EngineSettings(threads=threads), kv=KVSettings(prefix_cache=False), gpu=gpu
-        )
-        model = ModelSettings(id="bench", path=path, context=context, streams=streams)
-        self._backend = HostBackend(settings.engine.threads)
-        self._tier = Tier(settings, HostSite(self._backend), self._backend.pool)
-        self.slot = self._tier.open(model)
+        self.slot = box.open(ModelSettings(id="bench", path=path, context=context, streams=streams))
         self.page_pool_bytes = self.slot.executor.pages * self.slot.executor.page_bytes
 
     @property
@@ -101,11 +113,9 @@ class Seat:
             self._collect()
 
     def close(self) -> None:
-        """Free the model and end its threads."""
+        """Free the model."""
         self.clear()
         self.slot.close()
-        self._tier.close()
-        self._backend.close()
 
     def _collect(self) -> None:
         self.finish(self.slot.steps[0], self.executor.collect())

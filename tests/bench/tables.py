@@ -1,10 +1,10 @@
-"""Make tables of a result of throughput.py.
+"""Make tables of the results of throughput.py and device_throughput.py.
 
-Usage: python tests/bench/tables.py [RESULT.json]
+Usage: python tests/bench/tables.py
 
-Puts the table of a result, by default the newest one in tests/bench/results, into the README between its
-marks. A result names for each file and side: "load", seconds; "prefill", "decode_one" and "decode_many",
-tokens per second, one for each round; "memory", bytes.
+Puts the tables of the newest results into the README, each between its marks. A result names for each file
+and side: "load", seconds; "prefill", "decode_one" and "decode_many", tokens per second, one for each round;
+"memory", bytes, where it was watched.
 """
 
 from __future__ import annotations
@@ -13,25 +13,66 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contest import LLAMA
+
 HERE = Path(__file__).resolve().parent
 README = HERE.parent.parent / "README.md"
-MARKS = ("<!-- made by tests/bench/tables.py: begin -->", "<!-- made by tests/bench/tables.py: end -->")
-LLAMA = "llama.cpp"
 RATES = ("prefill", "decode_one", "decode_many")
+Result = dict[str, Any]
 
 
-def rows(result: dict[str, Any]) -> list[list[str]]:
+@dataclass(frozen=True)
+class Table:
+    """A table of the README. folder: of its results. name: in its marks. note: what stands below it."""
+
+    folder: Path
+    name: str
+    note: Callable[[Result], str]
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """Between which lines it stands."""
+        return f"<!-- {self.name}: begin -->", f"<!-- {self.name}: end -->"
+
+    def content(self) -> str:
+        """Return the table of the newest result, "" where there is none: their names begin with the date."""
+        results = sorted(self.folder.glob("*.json"))
+        if not results:
+            return ""
+        return self.markdown(json.loads(results[-1].read_text(encoding="utf-8")))
+
+    def markdown(self, result: Result) -> str:
+        """Return the table of a result, and what was measured where."""
+        heading, *body = rows(result)
+        rule = ["---", *["---:"] * (len(heading) - 1)]
+        lines = ["| " + " | ".join(row) + " |" for row in [heading, rule, *body]]
+        return "\n".join(["", *lines, "", *_wrapped(self.note(result)), ""])
+
+    def put(self, page: str) -> str:
+        """Return a page with what stands between the marks replaced."""
+        begin, end = self.marks
+        whole = f"{begin}\n{self.content()}\n{end}"
+        page, count = re.subn(
+            f"{re.escape(begin)}\n.*?{re.escape(end)}", lambda _: whole, page, flags=re.DOTALL
+        )
+        if count != 1:
+            raise SystemExit(f"the page must hold {begin} and {end} once")
+        return page
+
+
+def rows(result: Result) -> list[list[str]]:
     """Return a heading and a row for each side of each file. Rates are tokens per second."""
     options = result["options"]
-    heading = [
-        "", f"prompt of {options['prefill']}", "1 stream", f"{options['streams']} streams", "opens in",
-        "private memory",
-    ]  # fmt: skip
-    return [heading, *(row for file in result["files"] for row in _file_rows(file))]
+    heading = ["", f"prompt of {options['prefill']}", "1 stream", f"{options['streams']} streams", "opens in"]
+    body = [row for file in result["files"] for row in _file_rows(file)]
+    if len(body[0]) > len(heading):
+        heading.append("private memory")
+    return [heading, *body]
 
 
 def _file_rows(file: dict[str, Any]) -> Iterator[list[str]]:
@@ -40,20 +81,17 @@ def _file_rows(file: dict[str, Any]) -> Iterator[list[str]]:
         cells = []
         for measure in RATES:
             rate = statistics.median(side[measure])
-            cell = f"{rate:,.0f}"
+            cell = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
             if rival is not None and side is not rival:
                 cell += f" ({rate / statistics.median(rival[measure]):.2f})"
             cells.append(cell)
-        memory = side["memory"]["peak_private"] / 1e6
-        yield [
-            f"{file['title']}, {name}",
-            *cells,
-            f"{statistics.median(side['load']):.2f} s",
-            f"{memory:,.0f} MB",
-        ]
+        cells.append(f"{statistics.median(side['load']):.2f} s")
+        if "memory" in side:
+            cells.append(f"{side['memory']['peak_private'] / 1e6:,.0f} MB")
+        yield [f"{file['title']}, {name}", *cells]
 
 
-def plain(result: dict[str, Any]) -> str:
+def plain(result: Result) -> str:
     """Return the table for a terminal."""
     table = rows(result)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -62,23 +100,39 @@ def plain(result: dict[str, Any]) -> str:
     )
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """Return the table for the README, and what was measured where."""
-    heading, *body = rows(result)
-    options, machine = result["options"], result["machine"]
-    lines = [
-        "| " + " | ".join(row) + " |" for row in [heading, ["---", *["---:"] * (len(heading) - 1)], *body]
-    ]
-    llama = result["sides"][LLAMA]
-    note = (
-        f"Tokens per second, in parentheses times llama.cpp's; medians of {options['rounds']} rounds on "
-        f"{result['date'][:10]}, both with {options['threads']} threads on {machine['cores']} cores of "
-        f"{machine['processor']} ({', '.join(machine['flags'])}), K/V in f16. Streams go on by "
-        f"{options['tokens']} tokens behind prompts of {options['prompt']}. Memory: the most that is no "
-        f"file's, with {options['streams']} contexts of {options['context']:,} filled. llama.cpp is that of "
-        f"llama-cpp-python {llama['llama_cpp_python']}, built on that machine."
+def _host_note(result: Result) -> str:
+    options, llama = result["options"], result["sides"][LLAMA]
+    return (
+        f"{_medians(result)}, both with {options['threads']} threads on {_processor(result)}, K/V in f16. "
+        f"{_streams(options)} Memory: the most that is no file's, with {options['streams']} contexts of "
+        f"{options['context']:,} filled. llama.cpp is that of llama-cpp-python {llama['llama_cpp_python']}, "
+        "built on that machine."
     )
-    return "\n".join(["", *lines, "", *_wrapped(note), ""])
+
+
+def _device_note(result: Result) -> str:
+    llama, device = result["sides"][LLAMA], result["sides"]["tierd"]["device"]
+    return (
+        f"{_medians(result)}, both on the {device['type']} device {device['name']}, Vulkan "
+        f"{device['vulkan']}, with {_processor(result)}, K/V in f16. {_streams(result['options'])} "
+        f"llama.cpp is that of cyllama-vulkan {llama['cyllama_vulkan']}, with all layers on the device."
+    )
+
+
+def _medians(result: Result) -> str:
+    return (
+        f"Tokens per second, in parentheses times llama.cpp's; medians of {result['options']['rounds']} "
+        f"rounds on {result['date'][:10]}"
+    )
+
+
+def _processor(result: Result) -> str:
+    machine = result["machine"]
+    return f"{machine['cores']} cores of {machine['processor']} ({', '.join(machine['flags'])})"
+
+
+def _streams(options: dict[str, int]) -> str:
+    return f"Streams go on by {options['tokens']} tokens behind prompts of {options['prompt']}."
 
 
 def _wrapped(text: str, width: int = 115) -> list[str]:
@@ -90,30 +144,16 @@ def _wrapped(text: str, width: int = 115) -> list[str]:
     return lines
 
 
-def between_marks(page: str, content: str) -> str:
-    """Return a page with what stands between the marks replaced."""
-    begin, end = map(re.escape, MARKS)
-    whole = f"{MARKS[0]}\n{content}\n{MARKS[1]}"
-    page, count = re.subn(f"{begin}\n.*?{end}", lambda _: whole, page, flags=re.DOTALL)
-    if count != 1:
-        raise SystemExit(f"the page must hold {MARKS[0]} and {MARKS[1]} once")
-    return page
-
-
-def newest(folder: Path = HERE / "results") -> Path:
-    """Return the newest result: their names begin with the date."""
-    results = sorted(folder.glob("*.json"))
-    if not results:
-        raise SystemExit(f"{folder} holds no result; `make bench` makes one")
-    return results[-1]
+HOST = Table(HERE / "results", "made by tests/bench/tables.py", _host_note)
+DEVICE = Table(HERE / "results" / "device", "made by tests/bench/tables.py, device", _device_note)
 
 
 def main() -> int:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else newest()
-    result = json.loads(path.read_text(encoding="utf-8"))
     page = README.read_text(encoding="utf-8")
-    README.write_text(between_marks(page, markdown(result)), encoding="utf-8")
-    print(f"{README.name} has the table of {path.name}")
+    for table in (HOST, DEVICE):
+        page = table.put(page)
+    README.write_text(page, encoding="utf-8")
+    print(f"{README.name} has the tables of the newest results")
     return 0
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import contest
+import device_throughput
 import tables
 import tiny
 from child import Child
@@ -23,9 +27,13 @@ def model(tmp_path: Path) -> Path:
     return tiny.write_llama(tmp_path / "tiny.gguf", format="Q8_0", n_embd=96, head_size=32, ff=160)
 
 
-def test_tierds_side_answers_calls(model: Path) -> None:
-    with Child([sys.executable, str(HERE / "tierd_side.py")], {"HOSTKERNELS_LEVEL": "portable"}) as side:
-        assert side.ask("about")["level"] == "portable"
+@pytest.mark.parametrize("where", [[], ["--device"]], ids=["host", "device"])
+def test_tierds_side_answers_calls(where: list[str], model: Path, tmp_path: Path) -> None:
+    environment = {"HOSTKERNELS_LEVEL": "portable", "XDG_CACHE_HOME": str(tmp_path)}
+    with Child([sys.executable, str(HERE / "tierd_side.py"), *where], environment) as side:
+        about = side.ask("about")
+        assert about["level"] == "portable"
+        assert set(about.get("device", {})) == ({"name", "type", "driver", "vulkan"} if where else set())
         for _ in range(2):
             loaded = side.ask("load", path=str(model), threads=2, context=128, streams=3)
             assert loaded["seconds"] > 0
@@ -36,6 +44,59 @@ def test_tierds_side_answers_calls(model: Path) -> None:
         with Peak(side.pid) as peak:
             side.ask("fill", prompts=[[1] * 100, [2] * 100, [3] * 100], tokens=28)
         assert 0 < peak.bytes <= status(side.pid)["VmHWM"]
+
+
+class FakeSide:
+    """Answers at once; prompts take it a second a token. asked: all that it and its like were asked."""
+
+    def __init__(self, name: str, asked: list[tuple[str, str, Any]]) -> None:
+        self._name = name
+        self._asked = asked
+
+    def __enter__(self) -> FakeSide:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        self._asked.append((self._name, call, arguments))
+        if call == "load":
+            return {"seconds": 0.5, "vocabulary": 1000}
+        return 0.25 * len(arguments.get("prompts", [0, 0, 0, 0]))
+
+
+def test_sides_take_turns_over_the_same_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest, "REST_S", 0)
+    asked: list[tuple[str, str, Any]] = []
+    sides = {name: lambda name=name: FakeSide(name, asked) for name in ("a", "b")}
+    amounts = {"rounds": 2, "threads": 3, "prefill": 8, "prompt": 4, "tokens": 6, "streams": 2, "context": 64}
+    results = contest.Contest(argparse.Namespace(**amounts), sides).measure(Path("m.gguf"))
+    rates = {"load": [0.5, 0.5], "prefill": [8, 8], "decode_one": [24, 24], "decode_many": [24, 24]}
+    assert results == {"a": rates, "b": rates}
+    prefills = [(name, arguments["prompt"]) for name, call, arguments in asked if call == "prefill"]
+    assert [name for name, _ in prefills] == ["a", "b", "b", "a", "a", "b"]
+    for (_, first), (_, second) in zip(prefills[::2], prefills[1::2], strict=True):
+        assert first == second
+    assert len({tuple(prompt) for _, prompt in prefills}) == 3
+    loads = [arguments for _, call, arguments in asked if call == "load"]
+    assert loads == [{"path": "m.gguf", "threads": 3, "context": 64, "streams": 2}] * 6
+
+
+def test_a_side_on_another_device_is_told(tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.write_text("""#!/bin/sh\nread call\necho '{"device": "Another", "line": ""}'\n""")
+    other.chmod(0o755)
+    (tmp_path / device_throughput.MODEL.file).touch()
+    options = ["--llama-python", str(other), "--models", str(tmp_path)]
+    run = subprocess.run(
+        [sys.executable, str(HERE / "device_throughput.py"), *options],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1
+    assert "llama.cpp on Another: choose with --llama-device" in run.stderr
 
 
 def test_a_side_that_fails_is_told() -> None:
@@ -79,20 +140,35 @@ def test_tables_tell_medians_and_ratios() -> None:
     assert ours == ["A Model, tierd avx2", *["1,500 (3.00)"] * 3, "0.50 s", "125 MB"]
     assert theirs == ["A Model, llama.cpp", *["500"] * 3, "0.50 s", "125 MB"]
     assert len({len(line) for line in tables.plain(RESULT).splitlines()}) == 1
-    assert "| A Model, llama.cpp | 500 |" in tables.markdown(RESULT)
-    assert "2026-01-02" in tables.markdown(RESULT)
+    assert "| A Model, llama.cpp | 500 |" in tables.HOST.markdown(RESULT)
+    assert "2026-01-02" in tables.HOST.markdown(RESULT)
 
 
-def test_only_what_stands_between_the_marks_is_replaced() -> None:
-    begin, end = tables.MARKS
+def test_a_table_of_a_device_names_it_and_has_decimals_where_rates_are_low() -> None:
+    rates = [{name: values for name, values in side(rate).items() if name != "memory"} for rate in (12, 2.5)]
+    device = {"name": "A Device", "type": "software", "driver": "7", "vulkan": "1.3.0"}
+    about = {"tierd": {"device": device}, "llama.cpp": {"cyllama_vulkan": "4.5.6", "device": "A Device"}}
+    files = [{"title": "A Model", "sides": dict(zip(about, rates, strict=True))}]
+    table = " ".join(tables.DEVICE.markdown(RESULT | {"sides": about, "files": files}).split())
+    assert "| A Model, tierd | 12 (4.80) | 12 (4.80) | 12 (4.80) | 0.50 s |" in table
+    assert "| A Model, llama.cpp | 2.5 | 2.5 | 2.5 | 0.50 s |" in table
+    assert "software device A Device" in table
+    assert "cyllama-vulkan 4.5.6" in table
+    assert "memory" not in table
+
+
+def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
+    table = tables.Table(tmp_path, "a table", lambda result: result["date"])
+    begin, end = table.marks
     page = f"before\n{begin}\nold\n{end}\nafter\n"
-    assert tables.between_marks(page, "new") == f"before\n{begin}\nnew\n{end}\nafter\n"
+    assert table.put(page) == f"before\n{begin}\n\n{end}\nafter\n"
+    (tmp_path / "2026-01-02.json").write_text(json.dumps(RESULT), encoding="utf-8")
+    assert table.put(page) == f"before\n{begin}\n{table.markdown(RESULT)}\n{end}\nafter\n"
     with pytest.raises(SystemExit, match="once"):
-        tables.between_marks("no marks", "new")
+        table.put("no marks")
 
 
-def test_the_readme_has_the_table_of_the_newest_result() -> None:
+@pytest.mark.parametrize("table", [tables.HOST, tables.DEVICE])
+def test_the_readme_has_the_table_of_the_newest_result(table: tables.Table) -> None:
     page = tables.README.read_text(encoding="utf-8")
-    results = sorted((HERE / "results").glob("*.json"))
-    content = tables.markdown(json.loads(results[-1].read_text(encoding="utf-8"))) if results else ""
-    assert tables.between_marks(page, content) == page
+    assert table.put(page) == page
