@@ -34,10 +34,12 @@ Open = Callable[[str, str], Any]
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ResidentBackend]:
     pool = ThreadPool(0)
-    device = Device.open(allow_software=True, pipeline_cache=tmp_path_factory.mktemp("pipelines"))
+    cache = tmp_path_factory.mktemp("pipelines")
+    device = Device.open(allow_software=True, validate=True, pipeline_cache=cache)
     yield ResidentBackend(device, pool, images=tmp_path_factory.mktemp("images"))
     device.close()
     pool.close()
+    assert device.messages == []
 
 
 @pytest.fixture(scope="module")

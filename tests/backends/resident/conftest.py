@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,10 +24,14 @@ def pool() -> Iterator[ThreadPool]:
     pool.close()
 
 
-def _device(tmp_path_factory: pytest.TempPathFactory, **options: bool) -> Iterator[Device]:
-    """A device that the validation layer watches; that it has found nothing is checked at the end."""
-    cache = tmp_path_factory.mktemp("pipelines")
-    device = Device.open(allow_software=True, validate=True, pipeline_cache=cache, **options)
+def _device(tmp_path_factory: pytest.TempPathFactory, *, hide_host_visible: bool) -> Iterator[Device]:
+    """A device that the validation layer watches, barriers too; that it found nothing is checked last."""
+    device = Device.open(
+        allow_software=True,
+        validate="sync",
+        hide_host_visible=hide_host_visible,
+        pipeline_cache=tmp_path_factory.mktemp("pipelines"),
+    )
     yield device
     device.close()
     assert device.messages == []
@@ -35,13 +39,14 @@ def _device(tmp_path_factory: pytest.TempPathFactory, **options: bool) -> Iterat
 
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
-    yield from _device(tmp_path_factory)
+    """One whose memory the host does not see, so that all goes through staging buffers."""
+    yield from _device(tmp_path_factory, hide_host_visible=True)
 
 
 @pytest.fixture(scope="session")
-def staged_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
-    """One whose memory the host does not see, so that all goes through staging buffers."""
-    yield from _device(tmp_path_factory, hide_host_visible=True)
+def mapped_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    """One whose memory the host writes to directly."""
+    yield from _device(tmp_path_factory, hide_host_visible=False)
 
 
 @dataclass
@@ -71,8 +76,5 @@ def opened(device: Device, pool: ThreadPool, tmp_path: Path) -> Iterator[Opener]
 
 
 @pytest.fixture
-def opened_staged(staged_device: Device, pool: ThreadPool, tmp_path: Path) -> Iterator[Opener]:
-    yield from _opener(staged_device, pool, tmp_path / "images")
-
-
-Write = Callable[..., Path]
+def opened_mapped(mapped_device: Device, pool: ThreadPool, tmp_path: Path) -> Iterator[Opener]:
+    yield from _opener(mapped_device, pool, tmp_path / "images")

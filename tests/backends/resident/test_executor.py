@@ -125,8 +125,8 @@ def test_copied_rows_go_on_as_their_source(codec: str, positions: int, q4: GGUFF
     np.testing.assert_array_equal(found, feed(executor, TOKENS[: positions + 8])[positions:])
 
 
-def test_staged_weights_give_the_same_bits(q4: GGUFFile, opened: Opener, opened_staged: Opener) -> None:
-    np.testing.assert_array_equal(feed(opened_staged(q4), TOKENS[:40]), feed(opened(q4), TOKENS[:40]))
+def test_mapped_memory_gives_the_same_bits(q4: GGUFFile, opened: Opener, opened_mapped: Opener) -> None:
+    np.testing.assert_array_equal(feed(opened_mapped(q4), TOKENS[:40]), feed(opened(q4), TOKENS[:40]))
 
 
 def test_split_attention_gives_the_same_bits(folder: Path, opened: Opener) -> None:
