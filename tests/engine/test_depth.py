@@ -149,6 +149,20 @@ def test_a_stream_that_is_paused_keeps_what_is_in_flight() -> None:
     assert other.tokens == greedy(b"cd", 9)
 
 
+def test_a_token_of_an_older_step_cannot_be_referred_to() -> None:
+    slot = null_slot(NULL, depth=3)
+    paused, other = enqueue(slot, request("paused", b"ab", 6), request("other", b"cd", 6))
+    begin(slot)
+    paused.paused = True
+    assert rows(begin(slot)) == {"other": 1}
+    paused.paused = False
+    assert flights(slot)[paused] == Flight(2, 1, None)
+    assert rows(begin(slot)) == {"other": 1}
+    run(slot)
+    assert paused.tokens == greedy(b"ab", 6)
+    assert other.tokens == greedy(b"cd", 6)
+
+
 @pytest.mark.parametrize("prompt", [b"ab", b"0123456789"], ids=["generating", "prefilling"])
 def test_who_leaves_keeps_its_pages_until_both_steps_are_done(prompt: bytes) -> None:
     slot = null_slot(NULL, chunk_rows=4, depth=2)

@@ -123,6 +123,32 @@ def test_a_step_that_is_not_taken_ends_its_streams_only(refused: int) -> None:
     assert all(len(events) == 1 for events in harness.mail.terminals().values())
 
 
+def test_a_stream_whose_row_is_void_survives_a_failed_step() -> None:
+    """Random draws are left to the sampler, so what was fed ahead of them is void when that step fails."""
+    gate = Gate()
+    fails = threading.Event()
+
+    def step(batch: Batch) -> None:
+        gate(batch)
+        if fails.is_set():
+            fails.clear()
+            raise ExecutorError("a fault")
+
+    with running(NULL, depth=2, before_step=step) as harness:
+        harness.engine.submit(request("lots", b"abc", 9, temperature=1.0, seed=3))
+        gate.wait()
+        harness.snapshot_when(lambda _: len(harness.slots["null"].steps) == 2)
+        gate.let()
+        gate.wait()
+        fails.set()
+        gate.let(99)
+        assert harness.mail.terminal("lots") == FinishedEvent(FinishReason.LENGTH, Usage(3, 9))
+        assert not fails.is_set()
+        harness.engine.submit(request("again", b"abc", 9, temperature=1.0, seed=3))
+        harness.mail.terminal("again")
+        assert harness.mail.text("again") == harness.mail.text("lots")
+
+
 def test_stopping_waits_for_both_steps() -> None:
     gate = Gate()
     with running(NULL, depth=2, before_step=gate) as harness:
@@ -200,6 +226,7 @@ def test_texts_are_the_same_whoever_cancels_and_however_slow_the_readers(seed: i
         cancelled, taken = set(dice.sample(open_ids, 15)), Counter[str]()
         for r in asked:
             harness.engine.submit(r)
+        harness.snapshot_when(lambda s: s.models["null"].paused == 4)
         while open_ids:
             for name in dice.sample(open_ids, len(open_ids)):
                 count = dice.randint(
@@ -223,31 +250,4 @@ def test_texts_are_the_same_whoever_cancels_and_however_slow_the_readers(seed: i
             else:
                 assert (got.reason, harness.mail.text(name)) == (end.reason, text)
                 assert got.usage.completion_tokens == end.usage.completion_tokens
-        assert (
-            harness.metrics.registry.get_sample_value("tierd_stream_pauses_total", {"model": "null"}) or 0
-        ) > 50
     assert set(ends) == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED}
-
-
-def test_two_models_that_take_steps_ahead_share_a_device_by_weight() -> None:
-    order: list[str] = []
-    done = threading.Event()
-
-    def open_slot(settings: ModelSettings) -> Slot:
-        def step(batch: Batch) -> None:
-            time.sleep(0.002)
-            if not done.is_set():
-                order.append(settings.id)
-
-        return null_slot(settings, depth=2, before_step=step)
-
-    with running(model("a", weight=3), model("b"), open_slot=open_slot) as harness:
-        harness.engine.submit(request("rb", max_tokens=200, model="b"))
-        harness.engine.submit(request("ra", max_tokens=90, model="a"))
-        harness.mail.terminal("ra")
-        done.set()
-        harness.engine.cancel("rb")
-        harness.mail.terminal("rb")
-    count = Counter(order)
-    assert count["a"] == 90
-    assert 20 <= count["b"] <= 45

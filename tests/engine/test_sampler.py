@@ -209,6 +209,7 @@ def test_who_changes_no_logits_has_no_adjustments() -> None:
 
 def test_what_the_executor_drew_is_taken_and_what_nobody_cares_for_is_left() -> None:
     drawn, left, gone = (one_step(SamplingParams(temperature=0), [1], []).sequences[0] for _ in range(3))
+    left.foreseen = 1  # the last time
     chunk = Chunk((1,), 0, (0,), (0,))
     step = Step(Batch((chunk, chunk, chunk)), (gone, drawn, left))
     result = LogitsResult(np.stack([LOGITS] * 3), (3, 4, None))
