@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tierd.errors import ExecutorError, ModelError
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Embed, MatMul, Plan
+from tierd.progress import Progress
 
 PAGE_POSITIONS = 64
 # Of one value in a step: four as a float, one quantised, and its share of the block's scale and sums.
@@ -79,15 +81,24 @@ def working_bytes(plan: Plan, file: GGUFFile, max_rows: int) -> int:
 
 
 def compile_plan(
-    plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int, pool: ThreadPool
+    plan: Plan,
+    file: GGUFFile,
+    *,
+    codec: KVCodec,
+    pages: int,
+    max_rows: int,
+    pool: ThreadPool,
+    progress: Progress | None = None,
 ) -> HostExecutor:
     """Compile a checked plan and pack its weights.
 
-    pages: K/V pages to reserve, touched lazily. max_rows: most rows of one step.
+    pages: K/V pages to reserve, touched lazily. max_rows: most rows of one step. progress: of the packing.
     Raises UnsupportedModelError for what the kernels lack and ModelError when memory runs out.
     """
     lowering = Lowering(plan, file, codec)
-    return HostExecutor(plan, file, lowering, codec=codec, pages=pages, max_rows=max_rows, pool=pool)
+    return HostExecutor(
+        plan, file, lowering, codec=codec, pages=pages, max_rows=max_rows, pool=pool, progress=progress
+    )
 
 
 class HostBackend:
@@ -109,10 +120,25 @@ class HostBackend:
         return working_bytes(plan, file, max_rows)
 
     def compile(
-        self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int
+        self,
+        plan: Plan,
+        file: GGUFFile,
+        *,
+        codec: KVCodec,
+        pages: int,
+        max_rows: int,
+        progress: Progress | None = None,
     ) -> HostExecutor:
         """See Backend."""
-        return compile_plan(plan, file, codec=codec, pages=pages, max_rows=max_rows, pool=self.pool)
+        return compile_plan(
+            plan,
+            file,
+            codec=codec,
+            pages=pages,
+            max_rows=max_rows,
+            pool=self.pool,
+            progress=progress,
+        )
 
     def close(self) -> None:
         """Stop the threads. Idempotent; every executor has been closed."""
@@ -136,6 +162,7 @@ class HostExecutor:
         pages: int,
         max_rows: int,
         pool: ThreadPool,
+        progress: Progress | None,
     ) -> None:
         """Use `compile_plan`."""
         self.pages = pages
@@ -145,7 +172,7 @@ class HostExecutor:
         self.vocabulary = plan.vocabulary
         self._ffi, self._lib = library.load()
         self._vectors = [_floats(file, name) for name in lowering.vectors]
-        self._weights = [_pack(file, name, pool) for name in lowering.weights]
+        self._weights = _pack_all(file, list(lowering.weights), pool, progress)
         self._token_ids = lowering.token_ids
         self._ops = name_ops(lowering)
         self._handle = self._create(file, lowering, codec, pool)
@@ -317,6 +344,18 @@ def _floats(file: GGUFFile, name: str) -> npt.NDArray[np.float32]:
         tensor.format.id, library.pointer(source, "void *"), values.size, library.pointer(values, "float *")
     )
     return values
+
+
+def _pack_all(
+    file: GGUFFile, names: Sequence[str], pool: ThreadPool, progress: Progress | None
+) -> list[npt.NDArray[np.uint8]]:
+    sizes = [file.tensors[name].nbytes for name in names]
+    packed = []
+    for number, name in enumerate(names, start=1):
+        packed.append(_pack(file, name, pool))
+        if progress is not None:
+            progress(sum(sizes[:number]), sum(sizes))
+    return packed
 
 
 def _pack(file: GGUFFile, name: str, pool: ThreadPool) -> npt.NDArray[np.uint8]:

@@ -21,6 +21,7 @@ from tierd.errors import ExecutorError
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan, RowStore
+from tierd.progress import Progress
 
 _EMPTY = -1
 _JUNK = -2  # of a failed step, or in the place of a token that was not drawn
@@ -213,7 +214,16 @@ class NullBackend:
         """Return 0: there are no weights."""
         return 0
 
-    def compile(self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int) -> Executor:
+    def compile(
+        self,
+        plan: Plan,
+        file: GGUFFile,
+        *,
+        codec: KVCodec,
+        pages: int,
+        max_rows: int,
+        progress: Progress | None = None,
+    ) -> Executor:
         """Return an executor that knows of the plan its vocabulary only."""
         return NullExecutor(
             name=self.name,

@@ -16,6 +16,7 @@ from tierd.core import Batch
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan
+from tierd.progress import Progress
 
 Logits = npt.NDArray[np.float32]
 
@@ -108,8 +109,18 @@ class Backend(Protocol):
     def working_bytes(self, plan: Plan, file: GGUFFile, max_rows: int) -> int:
         """Return the bytes that a compiled plan takes, K/V aside: its weights and a step's buffers."""
 
-    def compile(self, plan: Plan, file: GGUFFile, *, codec: KVCodec, pages: int, max_rows: int) -> Executor:
+    def compile(
+        self,
+        plan: Plan,
+        file: GGUFFile,
+        *,
+        codec: KVCodec,
+        pages: int,
+        max_rows: int,
+        progress: Progress | None = None,
+    ) -> Executor:
         """Return an executor for the plan. Called from any thread; may take seconds. Raises ModelError.
 
+        progress: called as weights are put where they are needed.
         Copies what it needs of the file, which may be closed afterwards.
         """

@@ -8,6 +8,7 @@ from tierd.kv.sizing import PromisedMemory, available_memory, memory_budget, siz
 from tierd.models import GGUFFile
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
+from tierd.progress import logged
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import Placed
 
@@ -41,7 +42,14 @@ class HostSite:
         pool = size.pages * page_bytes
         promised.promise(model.id, pool, working, available_memory())
         try:
-            executor = backend.compile(plan, file, codec=codec, pages=size.pages, max_rows=max_rows)
+            executor = backend.compile(
+                plan,
+                file,
+                codec=codec,
+                pages=size.pages,
+                max_rows=max_rows,
+                progress=logged(f"model={model.id} packing its weights"),
+            )
         except BaseException:
             promised.settle(model.id, 0)
             raise
