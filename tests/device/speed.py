@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +35,9 @@ _CODEC = KV_CODECS["f16"]
 _TIMEOUT_S = 60.0
 # Besides weights and K/V, what is left free of the device's memory.
 _SPARE = 1 << 30
+# How long the disk may take for the model's file and image, and what its speed is tried with.
+_PATIENCE_S = 120.0
+_TRIED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,7 @@ class Effort:
     positions: int = 1024
     prompt: int = 128
     prefill: int = 512
-    steps: int = 96
+    steps: int = 256
     repeats: int = 5
     copied: int = 1 << 30
 
@@ -296,7 +301,7 @@ def fit(sizes: large.Sizes, shape: Shape, device: ClockedDevice, folder: Path) -
 
     The file and its image lie on disk, and both should stay in the host's memory.
     """
-    shortage = ""
+    shortage, speed = "", _write_rate(folder)
     while True:
         row = 2 * sizes.kv_heads * _CODEC.row_bytes(sizes.head_size)
         on_device = sizes.bytes + shape.regions * shape.positions * sizes.layers * row + _SPARE
@@ -304,12 +309,24 @@ def fit(sizes: large.Sizes, shape: Shape, device: ClockedDevice, folder: Path) -
             "memory of the device": (on_device, device.budget() - device.used),
             "disk": (2 * sizes.bytes, shutil.disk_usage(folder).free),
             "memory of the host": (2 * sizes.bytes, memory_available()),
+            "speed of the disk": (2 * sizes.bytes, speed * _PATIENCE_S),
         }
         short = [what for what, (needed, free) in there.items() if needed * 1.1 > free]
         if not short or sizes.layers == 1:
             return sizes, shortage
         shortage = f"{sizes.layers} layers do not fit: too little {short[0]}"
         sizes = replace(sizes, layers=sizes.layers // 2)
+
+
+def _write_rate(folder: Path) -> float:
+    """Return the bytes a second that a disk takes."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        data = bytes(_TRIED_BYTES)
+        started = time.perf_counter()
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        return _TRIED_BYTES / (time.perf_counter() - started)
 
 
 def _batch(tokens: Sequence[int], position: int) -> Batch:

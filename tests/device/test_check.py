@@ -138,11 +138,18 @@ def test_nothing_is_asked_of_a_lost_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gib", "layers", "shortage"),
-    [(16, 32, ""), (4, 16, "32 layers do not fit: too little memory of the device")],
+    ("gib", "rate", "layers", "shortage"),
+    [
+        (16, 1e9, 32, ""),
+        (4, 1e9, 16, "32 layers do not fit: too little memory of the device"),
+        (16, 40e6, 16, "32 layers do not fit: too little speed of the disk"),
+    ],
 )
-def test_as_many_layers_as_fit(gib: int, layers: int, shortage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_layers_as_fit(
+    gib: int, rate: float, layers: int, shortage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(speed, "memory_available", lambda: 64 << 30)
+    monkeypatch.setattr(speed, "_write_rate", lambda _: rate)
     monkeypatch.setattr(speed.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 << 30))
     device: Any = SimpleNamespace(budget=lambda: gib << 30, used=0)
     shape = Shape(regions=8, positions=1024, max_rows=264, selected=8)
