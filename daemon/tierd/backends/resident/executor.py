@@ -17,7 +17,8 @@ from tierd.backends.resident.lowering import Lowering
 from tierd.backends.resident.matmuls import FEW_ROWS
 from tierd.backends.resident.memory import SEATS, ModelMemory, Shape, logits_bytes, logits_stride
 from tierd.backends.resident.places import FloatRows, StepPlaces
-from tierd.backends.resident.program import Pipelines, Sequencer
+from tierd.backends.resident.profile import StepProfile, name_dispatches
+from tierd.backends.resident.program import Pipelines, Recording, Sequencer
 from tierd.backends.resident.split import Split
 from tierd.backends.resident.step_block import StepBlock, block_bytes, rows_of
 from tierd.backends.vkapi import Commands, Device, Role
@@ -69,7 +70,7 @@ class Seat:
         arrived = np.frombuffer(self.arrival.view, np.float32).reshape(shape.selected, stride)
         self.arrived: Logits = arrived[:, :vocabulary]
         self.draws = Draws(memory, vocabulary, shape.selected)
-        self.recordings: dict[Size, Commands] = {}
+        self.recordings: dict[Size, Recording] = {}
         self.reads: list[Commands] = []
 
     def places(self, before: Seat) -> StepPlaces:
@@ -84,7 +85,7 @@ class Seat:
 
     def close(self) -> None:
         """Free its recordings; the device is done with them."""
-        for commands in (*self.recordings.values(), *self.reads):
+        for commands in (*(each.commands for each in self.recordings.values()), *self.reads):
             commands.close()
 
 
@@ -157,36 +158,32 @@ class ResidentExecutor:
         self._drawable = 0
         self._copies: list[tuple[int, int, int]] = []
         self._copying: list[tuple[int, Commands]] = []
-        for number, seat in enumerate(self._seats):
-            self._record_all(seat, self._seats[number - 1])
+        for seat in self._seats:
+            self._record_all(seat)
+
+    @property
+    def calls(self) -> int:
+        """The number of Vulkan calls made on its device so far, by whomever."""
+        return self._device.calls
 
     def submit(self, batch: Batch) -> None:
         """See `Executor.submit`."""
-        if len(self._flights) >= self.depth:
-            raise ExecutorError(f"{len(self._flights) + 1} steps were submitted; {self.depth} are possible")
-        if not 1 <= batch.rows <= self.max_rows:
-            raise ExecutorError(f"a step of {batch.rows} rows; 1 to {self.max_rows} are possible")
-        rows = rows_of(
-            batch,
-            positions=self.page_positions,
-            regions=self.pages,
-            token_ids=self._lowering.token_ids,
-            drawn=self._drawable,
-        )
-        selection = _selection(batch)
-        most = self._shape.selected
-        if batch.draws and len(selection) > most:
-            raise ExecutorError(f"{len(selection)} rows are to be drawn from; {most} are possible")
-        first = selection[:most]
-        seat = self._seats[self._submitted % SEATS]
-        self._copy()
-        seat.block.write(rows, first, self._split.count(batch.rows, int(rows[:, 1].max())))
-        seat.draws.write(batch.draws or (Draw(),) * len(first))
-        size = Size(smallest(batch.rows, self.max_rows), smallest(len(first), most))
-        value = self._device.submit(seat.recordings[size])
-        self._submitted += 1
-        self._drawable = len(batch.draws)
-        self._flights.append(_Flight(value, seat, selection, batch.draws))
+        self._launch(batch, timed=False)
+
+    def profile(self, batch: Batch) -> StepProfile:
+        """Run a step as `submit` and `collect` do, and time its dispatches. None may be in flight.
+
+        Raises what these do, and DeviceError where there are no timestamps.
+        """
+        if self._flights:
+            raise ExecutorError(f"{len(self._flights)} steps are in flight; a profiled one is alone")
+        size, recording = self._launch(batch, timed=True)
+        result = self.collect()
+        seconds = np.diff(self._device.timestamps(recording.commands))
+        recording.commands.close()
+        ops = [*self._lowering.body, *(self._lowering.tail if size.selected else ())]
+        names = name_dispatches(self.dispatches(size.rows, size.selected), ops)
+        return StepProfile(result=result, names=names, seconds=seconds, barriers=recording.barriers)
 
     def collect(self) -> ResidentResult:
         """See `Executor.collect`."""
@@ -216,17 +213,8 @@ class ResidentExecutor:
 
     def dispatches(self, rows: int, selected: int) -> list[Dispatch]:
         """Return what a step of so many rows runs, in order."""
-        seat = self._seats[0]
-        places, program = seat.places(self._seats[1]), []
-        if rows:
-            assembler = self._assembler(places, smallest(rows, self.max_rows), Live.ROWS)
-            program += assembler.dispatches(self._lowering.body)
-        if selected:
-            most = smallest(selected, self._shape.selected)
-            assembler = self._assembler(places, most, Live.SELECTED)
-            program += assembler.dispatches(self._lowering.tail)
-            program += seat.draws.dispatches(places.logits)
-        return program
+        size = Size(smallest(rows, self.max_rows), smallest(selected, self._shape.selected))
+        return self._program(self._seats[0], size)
 
     def copy_rows(self, source: int, target: int, positions: int) -> None:
         """See `Executor.copy_rows`. Only notes it: the next step goes behind it."""
@@ -247,6 +235,36 @@ class ResidentExecutor:
         self._forget_copies(self._copying[-1][0] if self._copying else 0)
         self._memory.close()
 
+    def _launch(self, batch: Batch, *, timed: bool) -> tuple[Size, Recording]:
+        """Submit a step; return what was submitted. timed: as a recording of its own, with timestamps."""
+        if len(self._flights) >= self.depth:
+            raise ExecutorError(f"{len(self._flights) + 1} steps were submitted; {self.depth} are possible")
+        if not 1 <= batch.rows <= self.max_rows:
+            raise ExecutorError(f"a step of {batch.rows} rows; 1 to {self.max_rows} are possible")
+        rows = rows_of(
+            batch,
+            positions=self.page_positions,
+            regions=self.pages,
+            token_ids=self._lowering.token_ids,
+            drawn=self._drawable,
+        )
+        selection = _selection(batch)
+        most = self._shape.selected
+        if batch.draws and len(selection) > most:
+            raise ExecutorError(f"{len(selection)} rows are to be drawn from; {most} are possible")
+        first = selection[:most]
+        seat = self._seats[self._submitted % SEATS]
+        self._copy()
+        seat.block.write(rows, first, self._split.count(batch.rows, int(rows[:, 1].max())))
+        seat.draws.write(batch.draws or (Draw(),) * len(first))
+        size = Size(smallest(batch.rows, self.max_rows), smallest(len(first), most))
+        recording = self._record(seat, size, timed=True) if timed else seat.recordings[size]
+        value = self._device.submit(recording.commands)
+        self._submitted += 1
+        self._drawable = len(batch.draws)
+        self._flights.append(_Flight(value, seat, selection, batch.draws))
+        return size, recording
+
     def _read(self, seat: Seat, rows: Sequence[int]) -> dict[int, Logits]:
         """Return rows of a seat's logits, read back; valid as long as the seat is."""
         values = [self._device.submit(seat.reads[row]) for row in rows]
@@ -264,7 +282,7 @@ class ResidentExecutor:
             part = selection[start : start + most]
             if start:
                 seat.block.select(part)
-                value = self._device.submit(seat.recordings[Size(0, smallest(len(part), most))])
+                value = self._device.submit(seat.recordings[Size(0, smallest(len(part), most))].commands)
                 self._device.wait(value, _STEP_TIMEOUT_S)
             for row, logits in self._read(seat, range(len(part))).items():
                 rows[start + row] = logits.copy() if len(selection) > most else logits
@@ -308,27 +326,33 @@ class ResidentExecutor:
                 grids.number(grid)
         return grids
 
-    def _record_all(self, seat: Seat, before: Seat) -> None:
-        places = seat.places(before)
+    def _record_all(self, seat: Seat) -> None:
         for size in self._sizes():
-            seat.recordings[size] = self._record(seat, places, size)
+            seat.recordings[size] = self._record(seat, size)
         for row in range(self._shape.selected):
             recorder = self._device.recorder()
             start = row * seat.row_bytes
             recorder.copy(seat.logits, seat.arrival, [(start, start, seat.row_bytes)])
             seat.reads.append(recorder.finish())
 
-    def _record(self, seat: Seat, places: StepPlaces, size: Size) -> Commands:
-        recorder = self._device.recorder()
-        sequencer = Sequencer(recorder, self._pipelines, self._grids, seat.block)
+    def _record(self, seat: Seat, size: Size, *, timed: bool = False) -> Recording:
+        program = self._program(seat, size)
+        recorder = self._device.recorder(timestamps=len(program) + 1 if timed else 0)
+        sequencer = Sequencer(recorder, self._pipelines, self._grids, seat.block, timed=timed)
+        sequencer.add(program)
+        return sequencer.finish()
+
+    def _program(self, seat: Seat, size: Size) -> list[Dispatch]:
+        places = seat.places(self._seats[self._seats.index(seat) - 1])
+        program: list[Dispatch] = []
         if size.rows:
             body = self._assembler(places, size.rows, Live.ROWS)
-            sequencer.add(body.dispatches(self._lowering.body))
+            program += body.dispatches(self._lowering.body)
         if size.selected:
             tail = self._assembler(places, size.selected, Live.SELECTED)
-            sequencer.add(tail.dispatches(self._lowering.tail))
-            sequencer.add(seat.draws.dispatches(places.logits))
-        return recorder.finish()
+            program += tail.dispatches(self._lowering.tail)
+            program += seat.draws.dispatches(places.logits)
+        return program
 
     def _assembler(self, step: StepPlaces, rows: int, live: Live) -> Assembler:
         facts = self._device.facts

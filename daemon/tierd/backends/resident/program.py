@@ -9,7 +9,7 @@ from tierd.backends.resident import manifest
 from tierd.backends.resident.assembly import Dispatch, Shader
 from tierd.backends.resident.grid import Grids
 from tierd.backends.resident.step_block import StepBlock
-from tierd.backends.vkapi import Device, Pipeline, Recorder
+from tierd.backends.vkapi import Commands, Device, Pipeline, Recorder
 
 
 class Pipelines:
@@ -29,10 +29,11 @@ class Pipelines:
         return self._made[shader]
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What a recording holds: dispatches, and barriers between them."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """Recorded commands, and how many dispatches and barriers between them they hold."""
 
+    commands: Commands
     dispatches: int
     barriers: int
 
@@ -40,7 +41,16 @@ class Counted:
 class Sequencer:
     """Records dispatches, with a barrier wherever one reads or overwrites what another has touched."""
 
-    def __init__(self, recorder: Recorder, pipelines: Pipelines, grids: Grids, block: StepBlock) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        pipelines: Pipelines,
+        grids: Grids,
+        block: StepBlock,
+        *,
+        timed: bool = False,
+    ) -> None:
+        """timed: note timestamp 0 now, and another one behind each dispatch."""
         self._recorder = recorder
         self._pipelines = pipelines
         self._grids = grids
@@ -48,25 +58,34 @@ class Sequencer:
         self._read: set[Hashable] = set()  # since the last barrier
         self._written: set[Hashable] = set()
         self._bound: Shader | None = None
-        self.dispatches = self.barriers = 0
+        self._timed = timed
+        self._dispatches = self._barriers = 0
+        if timed:
+            recorder.timestamp(0)
 
     def add(self, dispatches: Iterable[Dispatch]) -> None:
         """Record dispatches, in order."""
         for dispatch in dispatches:
-            self.order(dispatch.reads, dispatch.writes)
+            self._order(dispatch.reads, dispatch.writes)
             if dispatch.shader != self._bound:
                 self._recorder.bind(self._pipelines.get(dispatch.shader))
                 self._bound = dispatch.shader
             self._recorder.push(dispatch.push)
             offset = self._block.groups_at(self._grids.number(dispatch.grid))
             self._recorder.dispatch_indirect(self._block.buffer, offset)
-            self.dispatches += 1
+            self._dispatches += 1
+            if self._timed:
+                self._recorder.timestamp(self._dispatches)
 
-    def order(self, reads: frozenset[Hashable], writes: frozenset[Hashable]) -> None:
+    def finish(self) -> Recording:
+        """End the recording and return it."""
+        return Recording(self._recorder.finish(), self._dispatches, self._barriers)
+
+    def _order(self, reads: frozenset[Hashable], writes: frozenset[Hashable]) -> None:
         """Put a barrier before what touches this, if need be."""
         if self._written & (reads | writes) or self._read & writes:
             self._recorder.barrier()
-            self.barriers += 1
+            self._barriers += 1
             self._read.clear()
             self._written.clear()
         self._read |= reads
