@@ -66,7 +66,7 @@ bench-device: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) ## tierd against llama.c
 bench-table: ## put the newest results of make bench into the README
 	$(PYTHON) tests/bench/tables.py
 
-profile: $(VENV)/.serve $(SMOLLM2) ## show where the time of a decode step goes (PROFILE='--streams 8')
+profile: $(VENV)/.serve $(SMOLLM2) ## show where the time of a decode step goes (PROFILE='--streams 8 --device')
 	$(BIN)/python tests/bench/profile_step.py $(SMOLLM2) $(PROFILE)
 
 sanitize: $(VENV)/.dev $(SANITIZED) ## run the kernel tests under ASan and UBSan

@@ -1,10 +1,12 @@
 """Where the time of a decode step goes, as tables: between Python and the kernels, by kind of op, by layer.
 
-Usage: python tests/bench/profile_step.py MODEL.gguf [--streams N] [--prompt N] [--steps N] [--threads N]
+Usage: python tests/bench/profile_step.py MODEL.gguf [--device] [--streams N] [--prompt N] [--steps N] ...
 
 Streams are decoded together behind prompts of random tokens; figures are medians over the steps, in
 microseconds and as shares of the whole step. Of what happens on all threads at once, the mean over the
 threads is told: "waiting" is what a thread waits for the others at barriers, an op is its own work.
+
+With --device the step is one on the Vulkan device, be it a program on the processor; see profile_device.py.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from seat import Box, Seat
+import profile_device
+from seat import ON_DEVICE, ON_HOST, Box, Seat
+from shares import Times, show
 from tierd.backends import library
 from tierd.backends.host import HostExecutor
 from tierd.backends.profile import OpName, StepProfile
 from tierd.backends.protocol import LogitsResult
-
-Times = dict[str, float]
 
 
 def decode(seat: Seat, steps: int) -> tuple[list[StepProfile], list[Times]]:
@@ -80,32 +82,9 @@ def layer(op: OpName) -> str:
     return "outside layers" if op.layer is None else f"layer {op.layer}"
 
 
-def show(title: str, steps: Sequence[Times], whole: float, *, largest_first: bool = False) -> None:
-    """Print the median of each entry over all steps, and its share of the whole, nanoseconds."""
-    medians = {name: float(np.median([step[name] for step in steps])) for name in steps[0]}
-    names = sorted(medians, key=lambda name: -medians[name]) if largest_first else list(medians)
-    print(f"\n{title:32}{'µs':>10}{'share':>8}")
-    for name in names:
-        print(f"{name:32}{medians[name] / 1000:10.1f}{medians[name] / whole:8.1%}")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--streams", type=int, default=1, help="decoded together (1)")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens before the first step (128)")
-    parser.add_argument("--steps", type=int, default=64, help="steps that are timed (64)")
-    parser.add_argument("--threads", type=int, default=0, help="0: the usable cores")
-    options = parser.parse_args()
-
-    box = Box(threads=options.threads)
-    seat = Seat(options.model, box, context=0, streams=options.streams)
-    draw, vocabulary = random.Random(0), range(seat.executor.vocabulary)
-    seat.run_in([draw.choices(vocabulary, k=options.prompt) for _ in range(options.streams)], options.steps)
+def profile(seat: Seat, options: argparse.Namespace) -> None:
+    """Take steps of streams that all generate, and print where their time goes."""
     profiles, around = decode(seat, options.steps)
-    seat.close()
-    box.close()
-
     whole = float(np.median([sum(step.values()) for step in around]))
     threads, ops = profiles[0].wait.shape
     print(
@@ -119,6 +98,30 @@ def main() -> int:
     show("waiting before ops, by kind", wait, whole, largest_first=True)
     layers = [by(layer, step.ops, (step.work + step.wait).mean(axis=0)) for step in profiles]
     show("ops and waiting by layer", layers, whole)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--device", action="store_true", help="on the Vulkan device")
+    parser.add_argument("--streams", type=int, default=1, help="decoded together (1)")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens before the first step (128)")
+    parser.add_argument("--steps", type=int, default=64, help="steps that are timed (64)")
+    parser.add_argument("--threads", type=int, default=0, help="0: the usable cores")
+    options = parser.parse_args()
+
+    box = Box(threads=options.threads, gpu=ON_DEVICE if options.device else ON_HOST)
+    seat = Seat(options.model, box, context=0, streams=options.streams)
+    draw, vocabulary = random.Random(0), range(seat.executor.vocabulary)
+    prompts = [draw.choices(vocabulary, k=options.prompt) for _ in range(options.streams)]
+    seat.run_in(prompts, 2 * options.steps + 1)
+    if options.device:
+        print(f"{options.model.name}: ", end="")
+        profile_device.profile(seat, options.steps)
+    else:
+        profile(seat, options)
+    seat.close()
+    box.close()
     return 0
 
 

@@ -109,6 +109,10 @@ class Seat:
         """End all streams, and wait for the steps that they are in."""
         for sequence in [*self.slot.running, *self.slot.waiting]:
             leave(self.slot, sequence)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Wait for the steps that the executor has been given."""
         while self.slot.steps:
             self._collect()
 

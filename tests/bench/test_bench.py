@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,20 @@ def test_a_profile_is_printed(model: Path) -> None:
     )
     for line in ("level portable", "wait at barriers", "matmul ffn_down", "layer 1", "foreign call"):
         assert line in run.stdout
+
+
+def test_a_profile_of_the_device_is_printed(model: Path, tmp_path: Path) -> None:
+    options = ["--device", "--prompt", "1", "--steps", "3"]
+    run = subprocess.run(
+        [sys.executable, str(HERE / "profile_step.py"), str(model), *options],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.search(r"Vulkan calls 2\.0, dispatches \d+, barriers \d+\n", run.stdout)
+    assert re.search(r"\n2 x matvec\S* q8\S* ffn_down ", run.stdout)
+    assert "streams 1, device " in run.stdout
 
 
 def side(rate: float) -> dict[str, object]:
