@@ -18,13 +18,9 @@ from device.clocked import ClockedDevice
 from device.facts import memory_available
 from device.report import Found, line
 from tierd.backends.host import ThreadPool
-from tierd.backends.resident.assembly import Dispatch
 from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
-from tierd.backends.resident.grid import Grids
 from tierd.backends.resident.memory import Shape
-from tierd.backends.resident.program import Pipelines
-from tierd.backends.resident.split import Split
 from tierd.core import Batch, Chunk, Draw
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
@@ -32,7 +28,6 @@ from tierd.settings import EngineSettings
 
 STREAMS = 8
 _CODEC = KV_CODECS["f16"]
-_TIMEOUT_S = 60.0
 # Besides weights and K/V, what is left free of the device's memory.
 _SPARE = 1 << 30
 # How long the disk may take for the model's file and image, and what its speed is tried with.
@@ -73,8 +68,6 @@ SMALL = Effort(
 
 class Speed:
     """One model, loaded by `load` and measured by the others, each of which returns what it has found."""
-
-    _split: Split
 
     def __init__(self, device: ClockedDevice, pool: ThreadPool, folder: Path, effort: Effort) -> None:
         """folder: where the model and its image are kept, "images" in it."""
@@ -149,11 +142,9 @@ class Speed:
         return {"tokens": count, "tokens_per_s": median(rates), "best": max(rates)}
 
     def operations(self) -> Found:
-        """Time every dispatch of a few steps by itself, each behind a barrier, and sum up by kind."""
-        position, prompt = (
-            self._effort.prompt,
-            self._tokens(min(EngineSettings().chunk_rows, self._effort.prefill)),
-        )
+        """Time every dispatch of a few steps, and sum up by kind."""
+        position = self._effort.prompt
+        prompt = self._tokens(min(EngineSettings().chunk_rows, self._effort.prefill))
         steps = {
             "streams_1": _batch(self._tokens(1), position),
             f"streams_{STREAMS}": _batch(self._tokens(STREAMS), position),
@@ -178,7 +169,6 @@ class Speed:
         started = time.perf_counter()
         with GGUFFile.open(self._path) as file:
             plan = build_plan(file)
-            self._split = self._backend.demand(plan, file, _CODEC).split(self._shape.positions)
             self._executor = self._backend.compile(plan, file, codec=_CODEC, shape=self._shape)
         return time.perf_counter() - started
 
@@ -205,7 +195,7 @@ class Speed:
             "idle": max(0.0, 1.0 - busy),
             "bytes_per_step": read,
             "rate": read * steps / seconds,
-            "calls_per_step": (device.calls - calls) / steps,
+            "calls_per_step": (device.calls - calls) / steps - 1,  # the clock's own
         }
         line(f"decode, streams: {streams}", f"{found['tokens_per_s']:,.1f} tokens/s")
         line(
@@ -219,63 +209,32 @@ class Speed:
     def _bytes_read(self, streams: int, position: int) -> int:
         """Return the bytes of weights, and of K and V behind a position, that a step reads at least."""
         executor = self._opened
-        dispatches = executor.dispatches(streams, streams)
-        groups = self._groups(dispatches, _batch([0] * streams, position))
-        weights = sum(each.weights * y for each, (_, y, _) in zip(dispatches, groups, strict=True))
+        weights = sum(each.weights for each in executor.dispatches(streams, streams))
         return weights + streams * position * executor.page_bytes // executor.page_positions
 
     def _operations(self, name: str, batch: Batch) -> Found:
+        profiles = [self._opened.profile(batch) for _ in range(1 + self._effort.repeats)][1:]
         dispatches = self._opened.dispatches(batch.rows, batch.logit_rows)
-        seconds = self._dispatch_seconds(dispatches, batch)
+        seconds = np.median([profile.seconds for profile in profiles], axis=0).tolist()
         kinds: dict[str, list[tuple[float, int]]] = {}
-        for dispatch, each in zip(dispatches, seconds, strict=True):
-            kinds.setdefault(_kind(dispatch), []).append((each, dispatch.weights))
-        whole = sum(seconds)
-        line(f"{name}, {batch.rows} rows", f"{whole * 1e3:.3f} ms in {len(seconds)} dispatches")
+        for kind, one, dispatch in zip(profiles[0].names, seconds, dispatches, strict=True):
+            kinds.setdefault(kind, []).append((one, dispatch.weights))
+        whole, barriers = sum(seconds), profiles[0].barriers
+        line(
+            f"{name}, {batch.rows} rows",
+            f"{whole * 1e3:.3f} ms in {len(seconds)} dispatches, {barriers} barriers",
+        )
         found = []
-        for kind, runs in sorted(kinds.items(), key=lambda item: -sum(each for each, _ in item[1])):
-            took, weights = sum(each for each, _ in runs), sum(weights for _, weights in runs)
+        for kind, runs in sorted(kinds.items(), key=lambda item: -sum(second for second, _ in item[1])):
+            took, weights = map(sum, zip(*runs, strict=True))
             entry = {"kind": kind, "dispatches": len(runs), "seconds": took, "share": took / whole}
             if weights:
                 entry["rate"] = weights / took
             found.append(entry)
             rate = f"{weights / took / 1e9:8.1f} GB/s" if weights else ""
-            line(
-                f"  {kind}", f"{len(runs):4} x {took / len(runs) * 1e6:9.1f} µs", f"{took / whole:6.1%}", rate
-            )
-        return {"rows": batch.rows, "seconds": whole, "kinds": found}
-
-    def _dispatch_seconds(self, dispatches: Sequence[Dispatch], batch: Batch) -> list[float]:
-        """Return how long each dispatch of a step takes, the median of a few runs."""
-        executor, device = self._opened, self._device
-        for _ in range(executor.depth):  # then each block, whichever these dispatches read, holds this step
-            executor.submit(batch)
-            executor.collect()
-        pipelines, groups = Pipelines(device), self._groups(dispatches, batch)
-        recorder = device.recorder(timestamps=len(dispatches) + 1)
-        recorder.timestamp(0)
-        for number, dispatch in enumerate(dispatches):
-            recorder.bind(pipelines.get(dispatch.shader))
-            recorder.push(dispatch.push)
-            recorder.dispatch(*groups[number])
-            recorder.timestamp(number + 1)
-            recorder.barrier()
-        commands = recorder.finish()
-        runs = []
-        for _ in range(1 + self._effort.repeats):
-            device.wait(device.submit(commands), _TIMEOUT_S)
-            runs.append(np.diff(device.timestamps(commands)))
-        commands.close()
-        return [float(seconds) for seconds in np.median(runs[1:], axis=0)]
-
-    def _groups(self, dispatches: Sequence[Dispatch], batch: Batch) -> list[tuple[int, int, int]]:
-        """Return how many groups each dispatch of a step has."""
-        grids = Grids()
-        numbers = [grids.number(dispatch.grid) for dispatch in dispatches]
-        last = max(chunk.start + len(chunk.tokens) - 1 for chunk in batch.chunks)
-        splits = self._split.count(batch.rows, last)
-        groups = grids.groups(batch.rows, batch.logit_rows, splits).tolist()
-        return [(x, y, z) for x, y, z in (groups[number] for number in numbers)]
+            each = f"{len(runs):4} x {took / len(runs) * 1e6:9.1f} µs"
+            line(f"  {kind:48}", each, f"{took / whole:6.1%}", rate)
+        return {"rows": batch.rows, "seconds": whole, "barriers": barriers, "kinds": found}
 
     def _feed(self, tokens: Sequence[int], region: int) -> None:
         """Feed a prompt, a step ahead; the last row is drawn from."""
@@ -333,8 +292,3 @@ def _batch(tokens: Sequence[int], position: int) -> Batch:
     """Return a step that feeds one token to each stream and draws the next."""
     chunks = tuple(Chunk((token,), position, (region,), (0,)) for region, token in enumerate(tokens))
     return Batch(chunks, (Draw(),) * len(chunks))
-
-
-def _kind(dispatch: Dispatch) -> str:
-    name = f"{dispatch.shader.kernel} {dispatch.shader.variant}".removesuffix(" plain")
-    return f"{name}, {dispatch.weights / 1e6:.1f} MB" if dispatch.weights else name
