@@ -8,6 +8,8 @@ import pytest
 
 import tiny
 from backends.resident.conftest import Opener
+from tierd.backends.resident import manifest
+from tierd.backends.resident.assembly import Dispatch
 from tierd.backends.resident.grid import Per
 from tierd.backends.resident.memory import Shape
 from tierd.core import Batch, Chunk, Draw
@@ -45,6 +47,20 @@ def test_a_layer_takes_nine_dispatches(q4: GGUFFile, opened: Opener) -> None:
     assert [dispatch.shader.kernel for dispatch in layer if not dispatch.weights] == [
         "norm", "heads", "attention", "norm", "gate",
     ]  # fmt: skip
+
+
+def test_products_write_no_more_rows_than_there_are(q4: GGUFFile, opened: Opener) -> None:
+    executor = opened(q4, shape=Shape(regions=3, positions=256, max_rows=32, selected=3))
+    products = [dispatch for dispatch in executor.dispatches(3, 3) if dispatch.weights]
+    rows = [dict(zip(*_fields(dispatch), strict=True))["rows"] for dispatch in products]
+    in_tail = 3  # gate and up, down; classifier
+    assert rows == [32] * (len(rows) - in_tail) + [3] * in_tail
+
+
+def _fields(dispatch: Dispatch) -> tuple[list[str], tuple[float, ...]]:
+    """Return the names and the values of what a dispatch is told."""
+    kernel = manifest.kernel(dispatch.shader.kernel)
+    return [name for name, _ in kernel.push], kernel.layout.unpack(dispatch.push)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])

@@ -175,7 +175,7 @@ class Assembler:
             "x_stride": x.stride,
             "out_stride": out.stride,
             "residual_stride": residual.stride if residual else 0,
-            "rows": places.max_rows,
+            "rows": places.selected if self._live.live is Live.SELECTED else places.max_rows,
         }
         form = form_of(
             self._facts, weights.layout, quantised=op.quantised, blocks=weights.blocks, rows=self._rows

@@ -173,6 +173,7 @@ class ModelMemory:
             rows={store.layer: self._rows(store, codec, shape) for store in demand.stores},
             scratch=self._scratch(demand.split(shape.positions)),
             max_rows=shape.max_rows,
+            selected=shape.selected,
             positions=shape.positions,
         )
 

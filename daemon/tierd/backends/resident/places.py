@@ -85,7 +85,10 @@ class StepPlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """All addresses of a model. max_rows: rows that buffers hold. positions: of one region."""
+    """All addresses of a model.
+
+    max_rows: rows that buffers hold. selected: rows of logits. positions: of one region.
+    """
 
     floats: Mapping[str, FloatRows]
     quantised: Mapping[str, QuantisedRows]
@@ -95,4 +98,5 @@ class Places:
     rows: Mapping[int, RowPlanes]
     scratch: Scratch
     max_rows: int
+    selected: int
     positions: int
