@@ -10,6 +10,7 @@ layout(local_size_x = 32, local_size_y_id = 0) in;
 layout(constant_id = 1) const uint WIDTH = 4;
 layout(constant_id = 2) const uint ROWS = 4;
 layout(constant_id = 3) const uint SUBGROUP = 8;
+layout(constant_id = 4) const uint TERMS = 1;
 
 #include "tile.glsl"
 

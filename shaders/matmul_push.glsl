@@ -1,6 +1,7 @@
 // What matvec and matmul are told: out = x * transposed(weights) + bias + residual, for rows of `blocks` blocks and a
-// matrix of `outputs` rows. Quantised layouts read quantised activations (x_quants, x_scales; their rows are dense),
-// float layouts floats at x_quants, x_stride apart. rows: how many there may be. Bias and residual may be absent.
+// matrix of `outputs` rows. Quantised layouts read quantised activations (x_quants, x_scales; their rows are dense,
+// TERMS of them to a row of x), float layouts floats at x_quants, x_stride apart. rows: how many x may have. Bias and
+// residual may be absent.
 
 #ifndef MATMUL_PUSH_GLSL
 #define MATMUL_PUSH_GLSL

@@ -8,6 +8,7 @@
 layout(local_size_x = 32, local_size_y = 8) in;
 layout(constant_id = 0) const uint ROWS = 1;
 layout(constant_id = 1) const uint AHEAD = 4;
+layout(constant_id = 2) const uint TERMS = 1;
 
 #include "activations.glsl"
 
@@ -31,8 +32,9 @@ void main() {
         [[unroll]] for (uint i = 0; i < AHEAD; i++) {
             if (first + i < end) {
                 fetch_activations(first_row, first + i);
-                [[unroll]] for (uint row = 0; row < ROWS; row++) {
-                    sum[row] = add_block(sum[row], weights[i], activations_of(row));
+                [[unroll]] for (uint line = 0; line < LINES; line++) {
+                    uint row = line / TERMS;
+                    sum[row] = add_block(sum[row], weights[i], activations_of(line));
                 }
             }
         }

@@ -12,6 +12,7 @@ layout(constant_id = 1) const uint WIDTH = 2;
 layout(constant_id = 2) const uint ROWS = 1;
 layout(constant_id = 3) const uint SUBGROUP = 8;
 layout(constant_id = 4) const uint BLOCKS = 8;
+layout(constant_id = 5) const uint TERMS = 1;
 
 #include "tile.glsl"
 

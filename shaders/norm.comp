@@ -3,7 +3,8 @@
 #include "buffers.glsl"
 
 // What stands between two matmuls, row by row: v = src; POST: v = rms_norm(v) * post_weight; ADD: v = residual + v;
-// POST or ADD: sum_out = v; NORM: y = rms_norm(v) * weight, else y = v; y goes out as floats, quantised, or both.
+// POST or ADD: sum_out = v; NORM: y = rms_norm(v) * weight, else y = v; y goes out as floats, in TERMS quantised terms,
+// or both.
 // sum_out may be src or residual. Groups: (1, rows).
 //
 // rms_norm(v) = v / sqrt(mean(v^2) + eps) (Zhang and Sennrich, 2019). Its sum of squares: element i to partial sum
@@ -18,7 +19,7 @@ layout(constant_id = 0) const bool POST = false;
 layout(constant_id = 1) const bool ADD = false;
 layout(constant_id = 2) const bool NORM = true;
 layout(constant_id = 3) const bool OUT_FLOAT = false;
-layout(constant_id = 4) const bool OUT_QUANTISED = true;
+layout(constant_id = 4) const uint TERMS = 1;
 
 layout(push_constant) uniform Push {
     MutableFloatQuads src;
@@ -97,7 +98,7 @@ void main() {
         }
     }
 
-    for (uint first = 0; (OUT_FLOAT || OUT_QUANTISED) && first < quads; first += 256) {
+    for (uint first = 0; (OUT_FLOAT || TERMS > 0) && first < quads; first += 256) {
         uint quad = first + lane;
         precise vec4 y = POST || ADD ? quad_at(push.sum_out, sum_out, quad) : quad_at(push.src, src, quad);
         if (NORM) {
@@ -106,8 +107,8 @@ void main() {
         if (OUT_FLOAT && quad * 4 < push.width) {
             push.out_.value[row * push.out_stride / 4 + quad] = y;
         }
-        if (OUT_QUANTISED) {
-            write_quantised(y, row, quad, push.width, push.quants, push.scales);
+        if (TERMS > 0) {
+            write_terms(y, row, TERMS, quad, push.width, push.quants, push.scales);
         }
     }
 }

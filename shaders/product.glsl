@@ -3,7 +3,8 @@
 //                 layout scales by halves, the sum of two such halves inside the parenthesis
 //     float       32 products, added to the sum one after the other
 // A row's blocks are cut into SEGMENTS contiguous segments, segment s from block s * blocks / SEGMENTS on; blocks are
-// added left to right inside a segment, then the segments' sums.
+// added left to right inside a segment, then the segments' sums. Activations may be a sum of quantised terms: a block of
+// weights is added with the block of the first, then with that of the second.
 
 #ifndef PRODUCT_GLSL
 #define PRODUCT_GLSL

@@ -45,4 +45,12 @@ uint quantise(vec4 x, out uvec2 scale) {
     return bytes.x | bytes.y << 8 | bytes.z << 16 | bytes.w << 24;
 }
 
+// What its bytes leave of a lane's values.
+vec4 rest_of(vec4 x, uint bytes, uvec2 scale) {
+    int word = int(bytes);
+    precise vec4 said = uintBitsToFloat(scale.x) * vec4(ivec4(word << 24, word << 16, word << 8, word) >> 24);
+    precise vec4 rest = x - said;
+    return rest;
+}
+
 #endif

@@ -17,17 +17,30 @@ vec4 quad_of(FloatQuads rows, uint start, uint quad, uint width) {
     return quad * 4 < width ? within(rows.value[start + quad], quad, width) : vec4(0.0);
 }
 
+// Write a row as the sum of `terms` quantised rows: x quantised, then what that leaves of it, quantised. Row r's first
+// is quantised row r * terms.
 // Every lane of the group must call it; its lanes hold neighbouring quads, the first one's number is a multiple of 8.
-void write_quantised(vec4 x, uint row, uint quad, uint width, MutableWords quants, MutableWordPairs scales) {
+void write_terms(
+    vec4 x, uint row, uint terms, uint quad, uint width, MutableWords quants, MutableWordPairs scales
+) {
     uint blocks = (width + 31) / 32;
-    uvec2 scale;
-    uint bytes = quantise(x, scale);
-    if (quad < blocks * QUANTISE_LANES) {
-        quants.value[row * blocks * QUANTISE_LANES + quad] = bytes;
-        if (quad % QUANTISE_LANES == 0) {
-            scales.value[row * blocks + quad / QUANTISE_LANES] = scale;
+    for (uint term = 0; term < terms; term++) {
+        uvec2 scale;
+        uint bytes = quantise(x, scale);
+        uint first = (row * terms + term) * blocks;
+        if (quad < blocks * QUANTISE_LANES) {
+            quants.value[first * QUANTISE_LANES + quad] = bytes;
+            if (quad % QUANTISE_LANES == 0) {
+                scales.value[first + quad / QUANTISE_LANES] = scale;
+            }
         }
+        x = rest_of(x, bytes, scale);
     }
+}
+
+// As write_terms of one.
+void write_quantised(vec4 x, uint row, uint quad, uint width, MutableWords quants, MutableWordPairs scales) {
+    write_terms(x, row, 1, quad, width, quants, scales);
 }
 
 #endif

@@ -26,10 +26,10 @@ void add_to_sums(uint block) {
         weights[i] = weights_of(min(first_output + i * LANES, last_output), block);
     }
     fetch_activations(first_row, block);
-    [[unroll]] for (uint row = 0; row < ROWS; row++) {
-        Activations x = activations_of(row);
+    [[unroll]] for (uint line = 0; line < LINES; line++) {
+        Activations x = activations_of(line);
         [[unroll]] for (uint i = 0; i < WIDTH; i++) {
-            uint cell = row * WIDTH + i;
+            uint cell = line / TERMS * WIDTH + i;
             sum[cell] = add_block(sum[cell], weights[i], x);
         }
     }

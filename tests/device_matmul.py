@@ -99,8 +99,11 @@ def _by_segments(terms: npt.NDArray[Any]) -> Floats:
     return total
 
 
-def product(weights: Weights, x: Quantised | Floats) -> Floats:
-    """Return x times the weights, transposed: shape (rows, outputs). Floats have whole blocks."""
+def product(weights: Weights, x: Quantised | Floats, terms: int = 1) -> Floats:
+    """Return x times the weights, transposed: shape (rows, outputs). Floats have whole blocks.
+
+    terms: rows of x, one below the other, whose sum is a row.
+    """
     shape = (weights.layout, weights.planes, weights.outputs, weights.columns)
     if not isinstance(x, Quantised):
         matrix = read_floats(*shape)[: weights.outputs]
@@ -108,13 +111,14 @@ def product(weights: Weights, x: Quantised | Floats) -> Floats:
     matrix = read_blocks(*shape)
     q = matrix.q[: weights.outputs]
     parts = matrix.scale.shape[-1]
-    halves = np.einsum(
+    dots = np.einsum(
         "obhi,rbhi->robh",
         q.reshape(*q.shape[:2], parts, -1),
         x.q.astype(np.int64).reshape(*x.scale.shape, parts, -1),
     )
     sums = x.half_sums.reshape(*x.scale.shape, parts, -1).sum(axis=-1)[:, None].astype(np.float32)
     scale, low = matrix.scale[None, : weights.outputs], matrix.low[None, : weights.outputs]
-    terms = scale * halves.astype(np.float32) + low * sums
-    whole = terms[..., 0] if parts == 1 else terms[..., 0] + terms[..., 1]
-    return _by_segments((x.scale[:, None] * whole)[..., None])
+    halves = scale * dots.astype(np.float32) + low * sums
+    whole = halves[..., 0] if parts == 1 else halves[..., 0] + halves[..., 1]
+    values = x.scale[:, None] * whole  # shape (rows of x, outputs, blocks)
+    return _by_segments(np.moveaxis(values.reshape(-1, terms, *values.shape[1:]), 1, -1))

@@ -23,23 +23,26 @@ class Case:
     bias: Floats | None
     residual: Floats | None
     expected: Floats
+    terms: int = 1
 
     @classmethod
-    def random(cls, layout: str, outputs: int, columns: int, rows: int, *, added: bool) -> Case:
+    def random(
+        cls, layout: str, outputs: int, columns: int, rows: int, *, added: bool, terms: int = 1
+    ) -> Case:
         weights = Weights.random(layout, outputs, columns, seed=outputs)
         random = np.random.default_rng(rows)
         x: Quantised | Floats
         if layout in FLOAT_LAYOUTS:
             x = random.standard_normal((rows, weights.blocks * 32), np.float32)
         else:
-            x = Quantised.random(rows, weights.blocks, seed=rows)
-        expected = product(weights, x)
+            x = Quantised.random(rows * terms, weights.blocks, seed=rows)
+        expected = product(weights, x, terms)
         bias = residual = None
         if added:
             bias = random.standard_normal(outputs, np.float32)
             residual = random.standard_normal((rows, outputs + 8), np.float32)
             expected = expected + bias + residual[:, :outputs]
-        return cls(weights, x, bias, residual, expected)
+        return cls(weights, x, bias, residual, expected, terms)
 
     @property
     def rows(self) -> int:
@@ -89,14 +92,15 @@ def forms(gpu: Gpu, case: Case) -> Iterator[Form]:
     layout, blocks = case.weights.layout, case.weights.blocks
     products = [""] if layout in FLOAT_LAYOUTS else [".dot", ".nodot"]
     subgroup = ("SUBGROUP", gpu.device.facts.limits.subgroup)
-    tile = (("TEAMS", 2), ("WIDTH", 2), ("ROWS", 1), subgroup)
+    terms = ("TERMS", case.terms)
+    tile = (("TEAMS", 2), ("WIDTH", 2), ("ROWS", 1), subgroup, terms)
     for variant in products:
-        yield Form("matvec", layout + variant, (("ROWS", 2), ("AHEAD", 2)), 32, 2)
+        yield Form("matvec", layout + variant, (("ROWS", 2), ("AHEAD", 2), terms), 32, 2)
         yield Form("matmul", layout + variant, tile, 64, 2)
-    one_team = (("TEAMS", 1), ("WIDTH", 1), ("ROWS", 3), subgroup)
+    one_team = (("TEAMS", 1), ("WIDTH", 1), ("ROWS", 3), subgroup, terms)
     yield Form("matmul", f"{layout}.shuffle", one_team, 32, 3)
     teams = ("TEAMS", next(teams for teams in (4, 2, 1) if blocks % teams == 0))
-    unrolled = (teams, ("WIDTH", 1), ("ROWS", 2), subgroup, ("BLOCKS", blocks))
+    unrolled = (teams, ("WIDTH", 1), ("ROWS", 2), subgroup, ("BLOCKS", blocks), terms)
     yield Form("matvec_unrolled", f"{layout}.shuffle", unrolled, 32, 2)
 
 
@@ -116,24 +120,34 @@ def test_segments_may_be_empty_and_nothing_be_added(gpu: Gpu, layout: str) -> No
         np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
 
 
+@pytest.mark.parametrize("layout", [layout for layout in FORMATS if layout not in FLOAT_LAYOUTS])
+def test_rows_of_two_terms_are_added_block_by_block(gpu: Gpu, layout: str) -> None:
+    case = Case.random(layout, 75, 512, 5, added=True, terms=2)
+    for form in forms(gpu, case):
+        np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
+
+
+@pytest.mark.parametrize("terms", [1, 2])
 @pytest.mark.parametrize("type", ["discrete", "software"])
-def test_any_number_of_rows_gives_the_same_bits(gpu: Gpu, type: str) -> None:
+def test_any_number_of_rows_gives_the_same_bits(gpu: Gpu, type: str, terms: int) -> None:
     facts = replace(gpu.device.facts, type=type)
-    most = Case.random("q4", 200, 576, 41, added=True)
+    most = Case.random("q4", 200, 576, 41, added=True, terms=terms)
     assert isinstance(most.x, Quantised)
     assert most.residual is not None
     for rows in (1, 2, 3, 4, 5, 7, 8, 9, 33, 41):
-        x = Quantised(most.x.q[:rows], most.x.scale[:rows])
+        x = Quantised(most.x.q[: rows * terms], most.x.scale[: rows * terms])
         case = replace(most, x=x, residual=most.residual[:rows], expected=most.expected[:rows])
-        form = form_of(facts, "q4", quantised=True, blocks=18, rows=rows)
+        form = form_of(facts, "q4", terms=terms, blocks=18, rows=rows)
         np.testing.assert_array_equal(case.run(gpu, form), case.expected, err_msg=str(form))
 
 
 def test_few_rows_are_computed_at_once(gpu: Gpu) -> None:
     for type in ("discrete", "software"):
         facts = replace(gpu.device.facts, type=type)
-        forms = [form_of(facts, "f16", quantised=False, blocks=8, rows=rows) for rows in range(1, 9)]
-        assert [form.rows for form in forms] == [1, 2, 4, 4, 8, 8, 8, 8]
+        for terms in (0, 1, 2):
+            layout = "q4" if terms else "f16"
+            forms = [form_of(facts, layout, terms=terms, blocks=8, rows=rows) for rows in range(1, 9)]
+            assert [form.rows for form in forms] == [1, 2, 4, 4, 8, 8, 8, 8]
 
 
 def test_the_form_follows_the_device(gpu: Gpu) -> None:
@@ -147,7 +161,7 @@ def test_the_form_follows_the_device(gpu: Gpu) -> None:
         (form.kernel, form.variant)
         for facts in (fast, slow, software, plain)
         for rows in (1, 8, 9)
-        for form in [form_of(facts, "q6", quantised=True, blocks=18, rows=rows)]
+        for form in [form_of(facts, "q6", terms=1, blocks=18, rows=rows)]
     }
     assert names == {
         ("matvec", "q6.dot"),
@@ -157,14 +171,14 @@ def test_the_form_follows_the_device(gpu: Gpu) -> None:
         ("matvec_unrolled", "q6.shuffle"),
         ("matmul", "q6.shuffle"),
     }
-    assert form_of(slow, "bf16", quantised=False, blocks=1, rows=1).variant == "bf16"
+    assert form_of(slow, "bf16", terms=0, blocks=1, rows=1).variant == "bf16"
 
 
 @pytest.mark.parametrize("blocks", [3, 4, 8, 18, 20, 48, 64, 77, 344])
 def test_teams_of_unrolled_code_have_equal_shares(gpu: Gpu, blocks: int) -> None:
     facts = replace(gpu.device.facts, type="software")
     for rows in (1, 4):
-        constants = dict(form_of(facts, "q4", quantised=True, blocks=blocks, rows=rows).constants)
+        constants = dict(form_of(facts, "q4", terms=1, blocks=blocks, rows=rows).constants)
         if "BLOCKS" in constants:
             assert constants["BLOCKS"] == blocks
             assert blocks % constants["TEAMS"] == 0

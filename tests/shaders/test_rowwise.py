@@ -49,13 +49,28 @@ def _quantised(x: Floats) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.uint32]]
     return quants, scales
 
 
-class Planes:
-    """Room for quantised rows on the device."""
+def _in_terms(x: Floats, terms: int) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.uint32]]:
+    """Return what rows quantise to in so many terms each, one below the other."""
+    rows, width = x.shape
+    found = []
+    for _ in range(terms):
+        quants, scales = _quantised(x)
+        found.append((quants, scales))
+        with np.errstate(invalid="ignore"):
+            values = scales[..., :1].view(np.float32) * quants
+            x = x - values.reshape(rows, -1)[:, :width]
+    quants, scales = (np.stack(planes, axis=1) for planes in zip(*found, strict=True))
+    return quants.reshape(rows * terms, -1, BLOCK), scales.reshape(rows * terms, -1, 2)
 
-    def __init__(self, gpu: Gpu, rows: int, width: int) -> None:
+
+class Planes:
+    """Room for quantised rows on the device, of so many terms each."""
+
+    def __init__(self, gpu: Gpu, rows: int, width: int, terms: int = 1) -> None:
         blocks = -(-width // BLOCK)
-        self.quants = gpu.place(np.full((rows, blocks, BLOCK), 99, np.int8))
-        self.scales = gpu.place(np.full((rows, blocks, 2), 99, np.uint32))
+        self.terms = terms
+        self.quants = gpu.place(np.full((rows * terms, blocks, BLOCK), 99, np.int8))
+        self.scales = gpu.place(np.full((rows * terms, blocks, 2), 99, np.uint32))
 
     @property
     def push(self) -> dict[str, int]:
@@ -63,23 +78,34 @@ class Planes:
 
     def check(self, x: Floats) -> None:
         """They hold what `x` quantises to, bit for bit."""
-        quants, scales = _quantised(x)
+        quants, scales = _in_terms(x, self.terms)
         np.testing.assert_array_equal(self.quants.values, quants)
         np.testing.assert_array_equal(self.scales.values, scales)
 
 
-def _quantise(gpu: Gpu, x: Floats, width: int) -> Planes:
+def _quantise(gpu: Gpu, x: Floats, width: int, terms: int = 1) -> Planes:
     rows, stride = x.shape
-    planes = Planes(gpu, rows, width)
-    grid = (-(-width // 256), rows, 1)
-    gpu.run("quantise", "plain", grid, x=gpu.place(x).address, width=width, x_stride=stride, **planes.push)
+    planes = Planes(gpu, rows, width, terms)
+    push = {"x": gpu.place(x).address, "width": width, "x_stride": stride, **planes.push}
+    gpu.run("quantise", "plain", (-(-width // 256), rows, 1), {"TERMS": terms}, **push)
     return planes
 
 
+@pytest.mark.parametrize("terms", [1, 2])
 @pytest.mark.parametrize(("rows", "width"), [(1, 32), (3, 250), (4, 1057), (2, 4096)])
-def test_quantises_rows_exactly(gpu: Gpu, rows: int, width: int) -> None:
+def test_quantises_rows_exactly(gpu: Gpu, rows: int, width: int, terms: int) -> None:
     x = _random(rows, width)
-    _quantise(gpu, x, width).check(x[:, :width])
+    _quantise(gpu, x, width, terms).check(x[:, :width])
+
+
+def test_two_terms_keep_fifteen_bits(gpu: Gpu) -> None:
+    x = _random(3, 256)
+    planes = _quantise(gpu, x, 256, 2)
+    scales = planes.scales.values[..., :1].view(np.float32).astype(np.float64)
+    values = (scales * planes.quants.values).reshape(3, 2, 8, BLOCK).sum(axis=1)
+    blocks = x.reshape(3, 8, BLOCK)
+    most = np.abs(blocks).max(axis=-1, keepdims=True)
+    assert (np.abs(values - blocks) <= most * 2.0**-15.9).all()
 
 
 def test_quantises_what_is_at_the_limits(gpu: Gpu) -> None:
@@ -96,6 +122,10 @@ def test_quantises_what_is_at_the_limits(gpu: Gpu) -> None:
     assert planes.scales.values[1].tolist() == [[0, 0]]
     assert planes.scales.values.view(np.float32)[4, 0, 0] == np.inf
     planes.check(x)
+    both = _quantise(gpu, x, BLOCK, 2)
+    assert (both.quants.values[9] == 0).all()
+    assert both.scales.values[9].tolist() == [[0, 0]]
+    both.check(x)
 
 
 @pytest.mark.parametrize("activation", [0, 1])
@@ -135,7 +165,7 @@ def test_gates(gpu: Gpu, activation: int, rows: int, width: int) -> None:
     quantised_alone.check(both[:, :width])
 
 
-FLAGS = ("POST", "ADD", "NORM", "OUT_FLOAT", "OUT_QUANTISED")
+FLAGS = ("POST", "ADD", "NORM", "OUT_FLOAT", "TERMS")
 
 
 class Norm:
@@ -148,11 +178,11 @@ class Norm:
         self.eps, self.post_eps = 1e-5, 2e-2
 
     def run(
-        self, flags: tuple[bool, ...], src: Placed, residual: Placed, total: Placed
+        self, flags: tuple[int, ...], src: Placed, residual: Placed, total: Placed
     ) -> tuple[Floats, Planes]:
         """Return the floats and the quantised planes that come out."""
         out = self.gpu.place(_room(self.rows, self.width))
-        planes = Planes(self.gpu, self.rows, self.width)
+        planes = Planes(self.gpu, self.rows, self.width, max(flags[-1], 1))
         self.gpu.run(
             "norm",
             "plain",
@@ -234,6 +264,13 @@ def test_a_norm_writes_what_is_wanted_only(gpu: Gpu, outputs: tuple[bool, bool])
         planes.check(whole[:, :96])
     else:
         assert (planes.quants.values == 99).all()
+
+
+def test_a_norm_writes_two_terms(gpu: Gpu) -> None:
+    case = Norm(gpu, 3, 1102)
+    total = gpu.place(np.zeros_like(case.src))
+    out, planes = case.run((1, 1, 1, 1, 2), gpu.place(case.src), gpu.place(case.residual), total)
+    planes.check(out[:, :1102])
 
 
 def test_a_row_is_the_same_alone_and_among_others(gpu: Gpu) -> None:

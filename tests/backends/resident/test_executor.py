@@ -102,6 +102,13 @@ def test_bits_do_not_depend_on_chunks_regions_or_others(codec: str, q4: GGUFFile
         np.testing.assert_array_equal(executor.run(Batch(tuple(chunks)))[0], whole[at])
 
 
+def test_logits_of_as_many_rows_as_there_are(q4: GGUFFile, opened: Opener) -> None:
+    """The classifier's activations, two quantised rows each, have room."""
+    executor = opened(q4, shape=Shape(regions=2, positions=256, max_rows=24, selected=24))
+    whole = feed(executor, TOKENS[:24], step=24)
+    np.testing.assert_array_equal(feed(executor, TOKENS[:24], region=1, step=5), whole)
+
+
 @pytest.mark.parametrize("codec", ["f16", "q8_0", "tq4"])
 def test_other_regions_are_left_alone(codec: str, q4: GGUFFile, opened: Opener) -> None:
     executor = opened(q4, codec)

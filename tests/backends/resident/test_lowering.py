@@ -14,7 +14,7 @@ from tierd.backends.resident import ops
 from tierd.backends.resident.lowering import Lowering
 from tierd.errors import UnsupportedModelError
 from tierd.models import GGUFFile, build_plan
-from tierd.models.plan import BlobStore, Plan, Rope, StoreRows
+from tierd.models.plan import BlobStore, MatMul, Plan, Rope, StoreRows
 
 WIDE = {"n_embd": 256, "head_size": 64, "heads": 4, "kv_heads": 2, "ff": 512, "layers": 3}
 
@@ -55,6 +55,38 @@ def test_other_formats_are_not_joined(tmp_path: Path) -> None:
     _, lowering = _lower(path)  # 80 rows of K do not end a group of 32
     products = [op.outs for op in lowering.body if isinstance(op, ops.Product)]
     assert products[:3] == [("q",), ("k",), ("v",)] or products[:2] == [("q", "k"), ("v",)]
+
+
+def _terms(lowered: list[ops.Op]) -> list[tuple[str, int]]:
+    counted = (ops.FusedNorm, ops.Product, ops.Quantise)
+    return [(type(op).__name__, op.terms) for op in lowered if isinstance(op, counted)]
+
+
+def test_the_classifier_reads_two_terms_others_one(tmp_path: Path) -> None:
+    _, lowering = _lower(tiny.write_llama(tmp_path / "m.gguf", format="Q4_1", **WIDE))
+    assert {terms for _, terms in _terms(lowering.body)} == {1}
+    assert _terms(lowering.tail)[-2:] == [("FusedNorm", 2), ("Product", 2)]
+    assert {terms for _, terms in _terms(lowering.tail)[:-2]} == {1}
+
+
+def test_a_classifier_of_floats_reads_floats(tmp_path: Path) -> None:
+    _, lowering = _lower(tiny.write_llama(tmp_path / "m.gguf", **WIDE))
+    assert {terms for _, terms in _terms([*lowering.body, *lowering.tail])} == {0}
+
+
+def test_a_buffer_read_in_one_term_and_in_two_is_quantised_for_each(tmp_path: Path) -> None:
+    with GGUFFile.open(tiny.write_llama(tmp_path / "m.gguf", format="Q4_1", **WIDE)) as file:
+        plan = build_plan(file)
+        *before, classifier = plan.ops
+        assert isinstance(classifier, MatMul)
+        other = MatMul(classifier.src, "blk.0.attn_output.weight", "other")
+        buffers = {**plan.buffers, "other": 256}
+        lowering = Lowering(
+            dataclasses.replace(plan, ops=(*before, other, classifier), buffers=buffers), file
+        )
+    assert _terms(lowering.tail)[-5:] == [
+        ("FusedNorm", 0), ("Quantise", 1), ("Product", 1), ("Quantise", 2), ("Product", 2),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", tiny_variants.NAMES)

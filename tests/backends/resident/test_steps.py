@@ -49,6 +49,14 @@ def test_a_layer_takes_nine_dispatches(q4: GGUFFile, opened: Opener) -> None:
     ]  # fmt: skip
 
 
+def test_the_classifier_reads_two_terms(q4: GGUFFile, opened: Opener) -> None:
+    program = opened(q4).dispatches(rows=4, selected=4)
+    terms = [dict(dispatch.shader.constants).get("TERMS", 1) for dispatch in program]
+    *others, norm, classifier, _, _ = terms
+    assert norm == classifier == 2
+    assert set(others) == {1}
+
+
 def test_products_write_no_more_rows_than_there_are(q4: GGUFFile, opened: Opener) -> None:
     executor = opened(q4, shape=Shape(regions=3, positions=256, max_rows=32, selected=3))
     products = [dispatch for dispatch in executor.dispatches(3, 3) if dispatch.weights]

@@ -92,11 +92,12 @@ class Assembler:
                 return self._attend(op)
             case ops.Gated():
                 return self._gated(op)
-            case ops.Quantise(src):
+            case ops.Quantise(src, terms):
                 x, quantised = self._float(src), self._places.quantised[src]
                 push = {"x": x.address, "quants": quantised.quants, "scales": quantised.scales}
                 push |= {"width": x.width, "x_stride": x.stride}
-                return self._elementwise("quantise", push, x.width, [src], [Quantised(src)])
+                constants = {"TERMS": terms}
+                return self._elementwise("quantise", push, x.width, [src], [Quantised(src)], constants)
             case ops.Sum(a, b, out):
                 push = {}
                 for name, buffer in (("a", a), ("b", b), ("out", out)):
@@ -133,7 +134,7 @@ class Assembler:
             "ADD": residual is not None,
             "NORM": op.norm is not None,
             "OUT_FLOAT": op.norm is not None and not op.quantised,
-            "OUT_QUANTISED": op.quantised,
+            "TERMS": op.terms,
         }
         push = {
             "src": src.address,
@@ -160,7 +161,7 @@ class Assembler:
         weights, out = places.weights[op.matrix], self._float(op.outs[0])
         residual = self._float(op.residual) if op.residual is not None else None
         x = self._float(op.x)
-        quantised = places.quantised[op.x] if op.quantised else None
+        quantised = places.quantised[op.x] if op.terms else None
         push = {
             "quants": weights.quants,
             "high": weights.high,
@@ -177,12 +178,10 @@ class Assembler:
             "residual_stride": residual.stride if residual else 0,
             "rows": places.selected if self._live.live is Live.SELECTED else places.max_rows,
         }
-        form = form_of(
-            self._facts, weights.layout, quantised=op.quantised, blocks=weights.blocks, rows=self._rows
-        )
+        form = form_of(self._facts, weights.layout, terms=op.terms, blocks=weights.blocks, rows=self._rows)
         shader = Shader(form.kernel, form.variant, form.constants)
         grid = (-(-weights.rows // form.outputs), Per(self._live.live, form.rows), 1)
-        reads = [self._form(op.x, op.quantised), *([op.residual] if op.residual else [])]
+        reads = [self._form(op.x, op.terms > 0), *([op.residual] if op.residual else [])]
         return dataclasses.replace(dispatch(shader, push, grid, reads, op.outs), weights=weights.bytes)
 
     def _heads(self, op: ops.Heads) -> Dispatch:

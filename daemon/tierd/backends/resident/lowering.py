@@ -3,11 +3,14 @@
 Fewer dispatches is what fusing is for: matmuls that read the same buffer run as one where their weights have
 one format, with the sum behind them; a norm takes in the norm and the sum before it; the norms and rotations
 of heads happen while K and V are stored. A plan that does not come in one of these shapes is declined.
+
+What the classifier reads is quantised in two terms: with one, its roundings alone, which go straight into the
+logits, are a quarter of all that the device's logits diverge by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tierd.backends.lowering import operands
 from tierd.backends.resident import ops
@@ -20,6 +23,7 @@ from tierd.models.plan import Plan, RowStore
 ROW_GROUP = 32
 _BLOCK = 32
 _FLOAT_FORMATS = ("F32", "F16", "BF16")
+_CLASSIFIER_TERMS = 2
 
 
 class Lowering:
@@ -36,7 +40,7 @@ class Lowering:
         self.body: list[ops.Op] = []
         self.tail: list[ops.Op] = []
         self._ops = self.body
-        self._quantised: set[str] = set()  # buffers whose quantised form is up to date
+        self._quantised: dict[str, int] = {}  # terms of the buffers whose quantised form is up to date
         self.stores = self._row_stores()
         self.neighbours = _neighbours(plan)
         embeds = [op.weight for op in plan.ops if isinstance(op, models.Embed)]
@@ -71,7 +75,7 @@ class Lowering:
             case models.Norm() | models.Rope() | models.StoreRows():
                 return self._heads(index)
             case models.Gate(gate, up, out, activation):
-                quantised = self._wants_quantised(index, out)
+                quantised = self._wanted_terms(index, out) == 1
                 self._emit_either(ops.Gated(gate, up, out, quantised, activation))
             case models.Add(a, b, out):
                 self._emit(ops.Sum(a, b, out), out)
@@ -94,16 +98,16 @@ class Lowering:
             if total == first.out or not self._is_read(index + 2, first.out):
                 last = plan_ops[index + 2]
                 if isinstance(last, models.Norm) and last.heads == 1 and last.src == total != last.out:
-                    quantised = self._wants_quantised(index + 2, last.out)
+                    terms = self._wanted_terms(index + 2, last.out)
                     then = ops.Norm(last.weight, last.eps)
                     self._emit_either(
-                        ops.FusedNorm(first.src, last.out, quantised, then, norm, residual, total), total
+                        ops.FusedNorm(first.src, last.out, terms, then, norm, residual, total), total
                     )
                     return 3
-                self._emit(ops.FusedNorm(first.src, total, False, None, norm, residual, total), total)
+                self._emit(ops.FusedNorm(first.src, total, 0, None, norm, residual, total), total)
                 return 2
-        quantised = self._wants_quantised(index, first.out)
-        self._emit_either(ops.FusedNorm(first.src, first.out, quantised, norm))
+        terms = self._wanted_terms(index, first.out)
+        self._emit_either(ops.FusedNorm(first.src, first.out, terms, norm))
         return 1
 
     def _products(self, index: int) -> int:
@@ -111,9 +115,9 @@ class Lowering:
         run = [op for op in self._run_of_matmuls(index) if isinstance(op, models.MatMul)]
         first = run[0]
         matrix = ops.Matrix(tuple(op.weight for op in run))
-        quantised = not self.is_float(matrix)
-        if quantised and first.src not in self._quantised:
-            self._emit(ops.Quantise(first.src), quantised=first.src)
+        terms = max(self._terms(op) for op in run)
+        if terms and self._quantised.get(first.src) != terms:
+            self._emit(ops.Quantise(first.src, terms), quantised={first.src: terms})
         following = self._plan.ops[index + 1] if index + 1 < len(self._plan.ops) else None
         outs, residual, count = tuple(op.out for op in run), None, len(run)
         if count == 1 and isinstance(following, models.Add):
@@ -122,7 +126,7 @@ class Lowering:
             if other is not None and dead and following.out != first.src:
                 outs, residual, count = (following.out,), other, 2
         biases = tuple(op.bias for op in run if op.bias is not None)
-        self._emit(ops.Product(first.src, quantised, matrix, outs, biases, residual), *outs)
+        self._emit(ops.Product(first.src, terms, matrix, outs, biases, residual), *outs)
         return count
 
     def _run_of_matmuls(self, index: int) -> Iterator[models.Op]:
@@ -180,23 +184,22 @@ class Lowering:
         if any(self._is_read(index + 2, name) for name in (q, k, v)):
             raise self._declined(index, "stores rows that are used once more behind the attention")
         self._emit(ops.Heads(q, k, v, attention.heads, store, norms.get(q), norms.get(k), ropes.get(q)), q, k)
-        quantised = store.head_size % _BLOCK == 0 and self._wants_quantised(index + 1, out)
+        quantised = store.head_size % _BLOCK == 0 and self._wanted_terms(index + 1, out) == 1
         self._emit_either(
             ops.Attend(q, out, quantised, attention.heads, store, attention.scale, attention.window)
         )
         return 1
 
-    def _wants_quantised(self, index: int, out: str) -> bool:
-        """Whether all that read what the op at `index` writes are matmuls of quantised values."""
-        readers = list(self._readers(index + 1, out))
-        return (
-            bool(readers)
-            and out != self._plan.logits
-            and all(
-                isinstance(op, models.MatMul) and not self.is_float(ops.Matrix((op.weight,)))
-                for op in readers
-            )
-        )
+    def _terms(self, op: models.Op) -> int:
+        """Return in how many quantised terms an op reads its source; 0 for floats."""
+        if not isinstance(op, models.MatMul) or self.is_float(ops.Matrix((op.weight,))):
+            return 0
+        return _CLASSIFIER_TERMS if op.out == self._plan.logits else 1
+
+    def _wanted_terms(self, index: int, out: str) -> int:
+        """Return in how many terms all read what the op at `index` writes; 0 where not all in as many."""
+        terms = {self._terms(op) for op in self._readers(index + 1, out)}
+        return terms.pop() if len(terms) == 1 and out != self._plan.logits else 0
 
     def _is_read(self, index: int, buffer: str) -> bool:
         return buffer == self._plan.logits or any(self._readers(index, buffer))
@@ -210,17 +213,18 @@ class Lowering:
             if buffer == written:
                 return
 
-    def _emit(self, op: ops.Op, *floats: str, quantised: str | None = None) -> None:
-        """Append an op that writes these float buffers, and the quantised form of one."""
+    def _emit(self, op: ops.Op, *floats: str, quantised: Mapping[str, int] | None = None) -> None:
+        """Append an op that writes these float buffers, and the quantised form, in so many terms, of some."""
         self._ops.append(op)
-        self._quantised.difference_update(floats)
-        if quantised is not None:
-            self._quantised.add(quantised)
+        for name in floats:
+            self._quantised.pop(name, None)
+        self._quantised.update(quantised or {})
 
     def _emit_either(self, op: ops.FusedNorm | ops.Attend | ops.Gated, *floats: str) -> None:
         """Append an op that writes its `out` in one form or the other, and these float buffers."""
         if op.quantised:
-            self._emit(op, *floats, quantised=op.out)
+            terms = op.terms if isinstance(op, ops.FusedNorm) else 1
+            self._emit(op, *floats, quantised={op.out: terms})
         else:
             self._emit(op, *floats, op.out)
 

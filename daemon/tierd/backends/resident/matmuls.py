@@ -30,33 +30,37 @@ class Form:
     rows: int
 
 
-def form_of(facts: DeviceFacts, layout: str, *, quantised: bool, blocks: int, rows: int) -> Form:
+def form_of(facts: DeviceFacts, layout: str, *, terms: int, blocks: int, rows: int) -> Form:
     """Return the form for steps of at most `rows` rows.
 
-    quantised: the layout takes quantised activations. blocks: of a row of the matrix.
+    terms: quantised ones that the layout takes activations in, 0 for floats. blocks: of a row of the matrix.
     """
     few = next((few for few in FEW_ROWS if rows <= few), None)
+    lines = max(terms, 1)  # of a row
     if facts.dear_loads:
-        return _of_dear_loads(facts, f"{layout}.shuffle", blocks, few)
-    width = 4 if quantised else 2
+        return _of_dear_loads(facts, f"{layout}.shuffle", blocks, few, lines)
+    width = 4 if terms else 2
     product = "dot" if facts.fast_dot else "nodot"
-    variant = f"{layout}.{product}" if quantised else layout
+    variant = f"{layout}.{product}" if terms else layout
     if few is None:
-        return _tile("matmul", variant, facts, teams=8, width=width, rows=4)
-    ahead = width if few <= 2 else width // 2
-    return Form("matvec", variant, (("ROWS", few), ("AHEAD", ahead)), _LANES, few)
+        return _tile("matmul", variant, facts, teams=8, width=width, rows=4, lines=lines)
+    ahead = width if few * lines <= 2 else width // 2
+    return Form("matvec", variant, (("ROWS", few), ("AHEAD", ahead), ("TERMS", lines)), _LANES, few)
 
 
-def _of_dear_loads(facts: DeviceFacts, variant: str, blocks: int, few: int | None) -> Form:
+def _of_dear_loads(facts: DeviceFacts, variant: str, blocks: int, few: int | None, lines: int) -> Form:
     rows = few or FEW_ROWS[-1]
     teams = next(teams for teams in (8, 4, 2, 1) if blocks % teams == 0)
     if rows * blocks // teams <= _UNROLLED:
-        form = _tile("matvec_unrolled", variant, facts, teams=teams, width=2, rows=rows)
+        form = _tile("matvec_unrolled", variant, facts, teams=teams, width=2, rows=rows, lines=lines)
         return replace(form, constants=(*form.constants, ("BLOCKS", blocks)), rows=rows)
     # Tiles of few rows stand in one row: narrow ones share a small matrix better among the cores.
-    return _tile("matmul", variant, facts, teams=1, width=4 if few is None else 2, rows=rows)
+    return _tile("matmul", variant, facts, teams=1, width=4 if few is None else 2, rows=rows, lines=lines)
 
 
-def _tile(kernel: str, variant: str, facts: DeviceFacts, *, teams: int, width: int, rows: int) -> Form:
-    constants = (("TEAMS", teams), ("WIDTH", width), ("ROWS", rows), ("SUBGROUP", facts.limits.subgroup))
+def _tile(
+    kernel: str, variant: str, facts: DeviceFacts, *, teams: int, width: int, rows: int, lines: int
+) -> Form:
+    tile = (("TEAMS", teams), ("WIDTH", width), ("ROWS", rows), ("TERMS", lines))
+    constants = (*tile, ("SUBGROUP", facts.limits.subgroup))
     return Form(kernel, variant, constants, width * _LANES, teams * rows)

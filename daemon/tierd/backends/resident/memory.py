@@ -100,6 +100,10 @@ class Activations:
         self.floats: dict[str, tuple[int, int, int]] = {}
         self.quantised: dict[str, tuple[int, int]] = {}
         together = {name: group for group in lowering.neighbours for name in group}
+        rows = dict.fromkeys(plan.buffers, shape.max_rows)  # of quantised forms
+        for op in lowering.tail:
+            if isinstance(op, ops.Product):
+                rows[op.x] = max(rows[op.x], op.terms * shape.selected)
         for name in plan.buffers:
             if name == plan.logits or name in self.floats:
                 continue
@@ -109,7 +113,7 @@ class Activations:
             for member in group:
                 self.floats[member] = (offset, plan.buffers[member], stride)
                 offset += _padded(plan.buffers[member]) * _FLOAT
-                blocks = shape.max_rows * _padded(plan.buffers[member]) // BLOCK
+                blocks = rows[member] * _padded(plan.buffers[member]) // BLOCK
                 self.quantised[member] = (self._cut(blocks * BLOCK), self._cut(blocks * _BLOCK_SCALE))
 
     def _cut(self, size: int) -> int:

@@ -1,7 +1,9 @@
 """What a step on the device is made of: one op is one dispatch of a kernel.
 
 Names stand for float buffers of the plan; an op that writes `quantised` writes the quantised form of its
-buffer instead. A step's `body` sees all rows of the batch, its `tail` the rows whose logits are wanted.
+buffer instead. That form is a sum of terms: the values in bytes and, where there are two, what these leave of
+them in bytes. `terms` counts them, 0 stands for floats. A step's `body` sees all rows of the batch, its
+`tail` the rows whose logits are wanted.
 """
 
 from __future__ import annotations
@@ -44,11 +46,16 @@ class FusedNorm:
 
     src: str
     out: str
-    quantised: bool
+    terms: int
     norm: Norm | None
     post: Norm | None = None
     residual: str | None = None
     total: str | None = None
+
+    @property
+    def quantised(self) -> bool:
+        """Whether `out` is written in quantised form."""
+        return self.terms > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Product:
     """outs side by side = x times the matrix, transposed, plus biases, plus the residual."""
 
     x: str
-    quantised: bool
+    terms: int
     matrix: Matrix
     outs: tuple[str, ...]
     biases: tuple[str, ...] = ()
@@ -106,6 +113,7 @@ class Quantise:
     """Make the quantised form of a buffer."""
 
     src: str
+    terms: int
 
 
 @dataclass(frozen=True, slots=True)
