@@ -71,6 +71,18 @@ class Metrics:
         self.step_rows = Histogram(
             "tierd_step_rows", "Token rows of one pass.", MODEL, buckets=ROWS, registry=registry
         )
+        self.rows_discarded = Counter(
+            "tierd_rows_discarded",
+            "Rows whose token nobody wanted: their stream had ended, or had got another one before.",
+            MODEL,
+            registry=registry,
+        )
+        self.logit_rows_read = Counter(
+            "tierd_gpu_logit_rows_read",
+            "Rows of logits read back because the GPU could not draw from them, or for log-probabilities.",
+            MODEL,
+            registry=registry,
+        )
         self.running = Gauge("tierd_requests_running", "Requests being served.", MODEL, registry=registry)
         self.paused = Gauge(
             "tierd_streams_paused",

@@ -101,6 +101,8 @@ def test_each_step_is_given_before_the_last_one_is_collected() -> None:
     assert stopped.reason is FinishReason.STOP
     assert stopped.usage.completion_tokens < 16
     assert recorder(harness).fed == 3 + 19 + 3 + stopped.usage.completion_tokens - 1 + 1
+    discarded = harness.metrics.registry.get_sample_value("tierd_rows_discarded_total", {"model": "null"})
+    assert discarded == 1
 
 
 @pytest.mark.parametrize("refused", [1, 2, 3])

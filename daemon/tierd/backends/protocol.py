@@ -22,7 +22,13 @@ Logits = npt.NDArray[np.float32]
 
 
 class Result(Protocol):
-    """What a step has brought, by rows of logits; valid until `depth` more steps are collected."""
+    """What a step has brought, by rows of logits; valid until `depth` more steps are collected.
+
+    rows_read: how many rows of logits came back from a device that draws by itself, because it could not draw
+    from them or because somebody wants to see them.
+    """
+
+    rows_read: int
 
     def drawn(self, row: int) -> int | None:
         """Return the token that the executor has drawn for a row; None where its logits must be looked at."""
@@ -33,6 +39,8 @@ class Result(Protocol):
 
 class LogitsResult:
     """A result whose logits are all there, shape (rows, vocabulary). drawn: of each row; () when none are."""
+
+    rows_read = 0
 
     def __init__(self, logits: Logits, drawn: Ordered[int | None] = ()) -> None:
         self._logits = logits
@@ -85,8 +93,8 @@ class Executor(Protocol):
     def copy_rows(self, source: int, target: int, positions: int) -> None:
         """Copy the K/V of a page's first positions, every layer, into another page, before the next step.
 
-        Called from the engine thread while no step in flight writes the source or knows the target, and
-        none at all is where `depth` is 1; takes no longer than a page's bytes need to be copied.
+        Called from the engine thread while no step in flight writes these rows of the source or knows the
+        target, and none at all is where `depth` is 1; takes no longer than a page's bytes need to be copied.
         """
 
     def close(self) -> None:

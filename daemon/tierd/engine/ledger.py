@@ -81,12 +81,18 @@ class Ledger:
         """Note that a stream waits for its client."""
         self._metrics.pauses.labels(sequence.request.model).inc()
 
-    def stepped(self, slot: Slot, step: Step, tokens: Ordered[int | None], seconds: float) -> None:
-        """Note a step that is done and about to be committed, and the tokens that came of it."""
+    def stepped(
+        self, slot: Slot, step: Step, tokens: Ordered[int | None], seconds: float, rows_read: int
+    ) -> None:
+        """Note a step that is done and about to be committed, and the tokens that came of it.
+
+        rows_read: see Result.
+        """
         metrics, model, now = self._metrics, slot.id, time.monotonic()
         first, between = metrics.time_to_first_token.labels(model), metrics.inter_token.labels(model)
-        fed = sampled = 0
+        fed = sampled = discarded = 0
         for sequence, chunk, token in zip(step.sequences, step.batch.chunks, tokens, strict=True):
+            discarded += bool(chunk.logit_rows) and token is None
             timeline = self._timelines.get(sequence.request.id)
             if timeline is None:  # it has left meanwhile
                 continue
@@ -105,6 +111,8 @@ class Ledger:
         metrics.generated_tokens.labels(model).inc(sampled)
         metrics.step_duration.labels(model).observe(seconds)
         metrics.step_rows.labels(model).observe(step.batch.rows)
+        metrics.rows_discarded.labels(model).inc(discarded)
+        metrics.logit_rows_read.labels(model).inc(rows_read)
 
     def closed(self, sequence: Sequence, event: TerminalEvent) -> None:
         """Note a request's end."""

@@ -232,7 +232,7 @@ class Loop:
             if isinstance(result, Exception):
                 raise result
             tokens = pick(step, result, counting(slot, step))
-            self._ledger.stepped(slot, step, tokens, seconds)
+            self._ledger.stepped(slot, step, tokens, seconds, result.rows_read)
             for sequence, event in commit(slot, step, tokens, score(step, result, tokens)):
                 if isinstance(event, TerminalEvent):
                     self._end(slot, sequence, event)

@@ -15,6 +15,7 @@ from tierd.kv.sizing import check_context
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
+from tierd.progress import logged
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import Placed
 from tierd.tier.availability import Availability
@@ -70,7 +71,7 @@ class DeviceSite:
         placement = self._promise(model.id, need, backend.device)
         with self._putting:
             try:
-                executor, placement = _compile(backend, want, plan, file, need, placement)
+                executor, placement = _compile(model.id, backend, want, plan, file, need, placement)
             except BaseException as error:
                 with self._lock:
                     self._shares[model.id] = str(error)
@@ -145,14 +146,25 @@ def _deal(backend: ResidentBackend, settings: Settings) -> dict[str, Placement |
 
 
 def _compile(
-    backend: ResidentBackend, want: Want, plan: Plan, file: GGUFFile, need: Need, placement: Placement
+    model: str,
+    backend: ResidentBackend,
+    want: Want,
+    plan: Plan,
+    file: GGUFFile,
+    need: Need,
+    placement: Placement,
 ) -> tuple[ResidentExecutor, Placement]:
     """Put a model where its share says, or on a little less where that does not fit in pieces."""
     room = _room(backend.device, {})
     while True:
         try:
             executor = backend.compile(
-                plan, file, codec=KV_CODECS[want.kv_dtype], shape=shape_of(want, placement.positions)
+                plan,
+                file,
+                codec=KV_CODECS[want.kv_dtype],
+                shape=shape_of(want, placement.positions),
+                packing=logged(f"model={model} packing its weights for the device"),
+                uploading=logged(f"model={model} uploading its weights"),
             )
             return executor, placement
         except DeviceMemoryError:

@@ -186,7 +186,7 @@ def test_what_the_device_cannot_decide_is_read_back(q4: GGUFFile, opened: Opener
     assert result.drawn(1) is None
     assert result.drawn(0) is not None
     np.testing.assert_array_equal(result.logits(1), expected)
-    assert executor.rows_read == 2
+    assert result.rows_read == 2
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.resident.image import open_image
 from tierd.backends.resident.lowering import Lowering
 from tierd.backends.resident.memory import Demand, ModelMemory, Shape
-from tierd.backends.resident.packing import Progress
 from tierd.backends.resident.program import Pipelines
 from tierd.backends.vkapi import Device
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan
+from tierd.progress import Progress
 
 
 class ResidentBackend:
@@ -43,9 +43,12 @@ class ResidentBackend:
         *,
         codec: KVCodec,
         shape: Shape,
-        progress: Progress | None = None,
+        packing: Progress | None = None,
+        uploading: Progress | None = None,
     ) -> ResidentExecutor:
         """Put a model on the device. Takes seconds; may be called from any thread.
+
+        packing, uploading: called as its weights are packed, unless they are kept packed, and copied there.
 
         Raises UnsupportedModelError, ModelError, and DeviceError where it does not fit. Copies what it needs
         of the file.
@@ -57,10 +60,10 @@ class ResidentBackend:
             demand.vectors,
             directory=self._images,
             pool=self._pool,
-            progress=progress,
+            progress=packing,
         )
         try:
-            memory = ModelMemory(self.device, demand, image, codec, shape)
+            memory = ModelMemory(self.device, demand, image, codec, shape, uploading)
         finally:
             image.close()
         try:

@@ -103,6 +103,7 @@ class ResidentResult:
     """The tokens that were drawn, and the rows of logits that were read back."""
 
     def __init__(self, drawn: Sequence[int | None], rows: Mapping[int, Logits]) -> None:
+        self.rows_read = len(rows) if drawn else 0
         self._drawn = drawn
         self._rows = rows
 
@@ -116,11 +117,7 @@ class ResidentResult:
 
 
 class ResidentExecutor:
-    """A plan compiled for a device, with its weights and its regions of K/V there. A page is a region.
-
-    rows_read: how many rows of logits were read back because the device could not draw from them alone, or
-    because their log-probabilities were asked for.
-    """
+    """A plan compiled for a device, with its weights and its regions of K/V there. A page is a region."""
 
     name = "gpu"
     depth = SEATS
@@ -143,7 +140,6 @@ class ResidentExecutor:
         self.page_positions = shape.positions
         self.page_bytes = regions.region_bytes(lowering.stores.values(), codec, shape.positions)
         self.max_rows = shape.max_rows
-        self.rows_read = 0
         self._device = device
         self._pipelines = pipelines
         self._lowering = lowering
@@ -199,7 +195,6 @@ class ResidentExecutor:
                 for row, (token, draw) in enumerate(zip(drawn, flight.draws, strict=True))
                 if token is None or draw.scored
             ]
-            self.rows_read += len(wanted)
             return ResidentResult(drawn, self._read(flight.seat, wanted))
         finally:
             self._flights.popleft()

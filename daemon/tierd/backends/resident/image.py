@@ -30,9 +30,10 @@ from tierd.backends import library
 from tierd.backends.host import ThreadPool
 from tierd.backends.resident.image_layout import ImageLayout, Vector
 from tierd.backends.resident.ops import Matrix
-from tierd.backends.resident.packing import Progress, pack
+from tierd.backends.resident.packing import pack
 from tierd.errors import ModelError
 from tierd.models.gguf import GGUFFile
+from tierd.progress import Progress
 
 _HEADER = struct.Struct("<8sQ32s")
 _HEADER_BYTES = 4096

@@ -5,7 +5,7 @@ Weights come in a buffer per matrix, K and V in one per layer, what steps comput
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,7 @@ from tierd.backends.vkapi import Buffer, Device, DeviceFacts, Part, Role
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan, RopeSpec, RowStore
+from tierd.progress import Progress
 
 _FLOAT = 4
 # Of a quantised block: its scale and its sums.
@@ -125,9 +126,18 @@ class Activations:
 class ModelMemory:
     """All buffers of a model on a device, and where everything is. rows: of K and V, by layer."""
 
-    def __init__(self, device: Device, demand: Demand, image: Image, codec: KVCodec, shape: Shape) -> None:
+    def __init__(
+        self,
+        device: Device,
+        demand: Demand,
+        image: Image,
+        codec: KVCodec,
+        shape: Shape,
+        uploading: Progress | None = None,
+    ) -> None:
         """Allocate and upload. Raises DeviceError, having given all back."""
         self._device = device
+        self._uploading = uploading
         self._buffers: list[Buffer] = []
         self.rows: dict[int, Buffer] = {}
         try:
@@ -192,8 +202,12 @@ class ModelMemory:
             )
             size = sum(span.size for span in placed.planes)
             weights[matrix] = Weights(placed.layout, placed.rows, placed.columns, size, quants, high, scales)
-        self._device.upload(parts, image.fill)
+        self._device.upload(parts, image.fill, progress=self._report(image.size))
         return weights
+
+    def _report(self, total: int) -> Callable[[int], None] | None:
+        uploading = self._uploading
+        return None if uploading is None else lambda done: uploading(done, total)
 
     def _vectors(self, image: Image) -> dict[Vector, int]:
         spans = image.layout.vectors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +11,12 @@ from tierd.backends import library
 from tierd.backends.host import ThreadPool
 from tierd.backends.resident.image_layout import ImageLayout, PlacedMatrix
 from tierd.models.gguf import GGUFFile
+from tierd.progress import Progress
 
 # Bytes of a file that are packed in one go; in between others can have the threads.
 _SLICE_BYTES = 16 << 20
 
 Bytes = npt.NDArray[np.uint8]
-# Called with the bytes of the image that are done, and with their total.
-Progress = Callable[[int, int], None]
 
 
 def pack(
