@@ -163,6 +163,7 @@ class Sequence:
 
     tokens: prompt ids, then sampled ids. `tokens[:fed]` have their K/V in `pages`.
     cached: how many of them had it from the start.
+    held: pages given back already that a step in flight still writes to, behind what is kept of them.
     pages: page ids in order; page i holds positions [i * page_positions, (i + 1) * page_positions).
     history: `tokens` as penalties read them; the sampler brings it up to date when it needs it.
     logprobs: of sampled tokens that are not told yet, because their text is held back. told: how many are.
@@ -177,6 +178,7 @@ class Sequence:
     fed: int = 0
     cached: int = 0
     pages: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
     history: array[int] = field(default_factory=lambda: array("i"))
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     told: int = 0

@@ -169,10 +169,11 @@ def test_pages_of_a_step_in_flight_are_not_copied() -> None:
     executor = ahead()
     executor.run(Batch((Chunk((1, 2, 3, 4, 5), 0, (3, 4)),)))
     executor.submit(Batch((Chunk((6,), 5, (3, 4, 5)),)))
-    for source, target in ((4, 7), (0, 3), (0, 5)):
+    for source, target, positions in ((4, 7, 2), (3, 4, 1), (3, 5, 1)):
         with pytest.raises(ExecutorError, match="while a step works on one of them"):
-            executor.copy_rows(source, target, 1)
+            executor.copy_rows(source, target, positions)
     executor.copy_rows(3, 7, 4)  # it is read only
+    executor.copy_rows(4, 6, 1)  # the step writes behind it
     executor.collect()
     executor.copy_rows(4, 6, 2)
 

@@ -163,8 +163,24 @@ def test_a_token_of_an_older_step_cannot_be_referred_to() -> None:
     assert other.tokens == greedy(b"cd", 6)
 
 
+def test_what_a_stream_leaves_is_found_at_once() -> None:
+    """The next turn of a conversation comes while the row behind its end is still in flight."""
+    slot = null_slot(NULL, depth=2)
+    (first,) = enqueue(slot, request("first", b"abcdef", 5, stop=tuple(map(chr, range(256)))))
+    begin(slot)
+    begin(slot)
+    complete(slot)
+    assert slot.steps
+    assert first not in slot.running
+    (next_turn,) = enqueue(slot, request("next", bytes(first.tokens[:6]) + b"xyz", 3))
+    begin(slot)
+    assert next_turn.cached == 6
+    run(slot)
+    assert next_turn.tokens == greedy(bytes(next_turn.request.prompt), 3)
+
+
 @pytest.mark.parametrize("prompt", [b"ab", b"0123456789"], ids=["generating", "prefilling"])
-def test_who_leaves_keeps_its_pages_until_both_steps_are_done(prompt: bytes) -> None:
+def test_nobody_takes_the_pages_of_who_leaves_until_both_steps_are_done(prompt: bytes) -> None:
     slot = null_slot(NULL, chunk_rows=4, depth=2)
     leaves, stays = enqueue(slot, request("leaves", prompt, 12), request("stays", b"xy", 9))
     begin(slot)
@@ -172,10 +188,13 @@ def test_who_leaves_keeps_its_pages_until_both_steps_are_done(prompt: bytes) -> 
     leave(slot, leaves)
     pages = list(leaves.pages)
     complete(slot)
-    assert leaves.pages == pages
+    # A row that was fed unseen adds nothing: then others may look at what there is, and nobody may take it.
+    assert (leaves.held if prompt == b"ab" else leaves.pages) == pages
+    assert all(slot.pool.references(page) for page in pages)
     begin(slot)
     complete(slot)
     assert not leaves.pages
+    assert not leaves.held
     # Of the token that was fed unseen nobody knows what it was.
     fed = 2 if prompt == b"ab" else 8
     assert slot.prefixes.match([*prompt, 0]).positions == fed == leaves.fed
@@ -231,10 +250,10 @@ def test_a_failed_step_ends_those_whose_rows_it_held_and_no_others() -> None:
     assert rows(begin(slot)) == {"lots": 1, "sure": 1, "new": 3}
     faults.next = True
     assert ended(complete(slot)) == [sure]
-    assert sure.pages
+    assert sure.held
     begin(slot)
     complete(slot)
-    assert not sure.pages
+    assert not sure.held
     assert slot.prefixes.match([*sure.tokens, 0]).positions == 3
     run(slot)
     assert new.tokens == greedy(b"new", 9)

@@ -85,6 +85,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.there: list[Sequence] = []  # in order of arrival
         self.left: list[Sequence] = []  # and hold pages of steps in flight
         self.fed: list[list[int]] = []  # what was given back since the last flush
+        self.known: list[Sequence] = []  # of those who have left, whose rows are given back
         self.ends: Counter[str] = Counter()
         self.count = 0
 
@@ -191,14 +192,27 @@ class PrefixMachine(RuleBasedStateMachine):
         self.left.append(sequence)
 
     def note_what_was_given_back(self) -> None:
-        """Those who have left hold pages as long as a step is at work on them, and no longer."""
+        """Those who have left hold pages as long as a step is at work on them, and no longer.
+
+        What they were fed is there for others as soon as no row in flight adds to it.
+        """
         for sequence in list(self.left):
-            in_flight = any(sequence in step.sequences for step in self.slot.steps)
-            assert bool(sequence.pages) == in_flight
-            if not in_flight:
-                self.left.remove(sequence)
+            in_flight = [
+                chunk
+                for step in self.slot.steps
+                for other, chunk in zip(step.sequences, step.batch.chunks, strict=True)
+                if other is sequence
+            ]
+            adds = any(chunk.tokens[0] >= 0 for chunk in in_flight)
+            assert bool(sequence.pages) == adds
+            assert bool(sequence.held) == (bool(in_flight) and not adds)
+            if not adds and sequence not in self.known:
+                self.known.append(sequence)
                 if sequence.fed:
                     self.fed.append(sequence.tokens[: sequence.fed])
+            if not in_flight:
+                self.left.remove(sequence)
+                self.known.remove(sequence)
 
     @invariant()
     def a_step_is_counted(self) -> None:
@@ -218,14 +232,15 @@ class PrefixMachine(RuleBasedStateMachine):
         slot, pool = self.slot, self.slot.pool
         holders = [*slot.running, *self.left]
         assert not any(sequence.pages for sequence in slot.waiting)
-        owners = Counter(page for sequence in holders for page in sequence.pages)
+        owners = Counter(page for sequence in holders for page in (*sequence.pages, *sequence.held))
         assert [pool.references(page) for page in range(pool.total)] == [
             owners[page] for page in range(pool.total)
         ]
         assert all(len(set(sequence.pages)) == len(sequence.pages) for sequence in holders)
         assert pool.used == len(owners)
         assert pool.free + pool.cached + pool.used == pool.total
-        assert pool.reserved == sum(slot.pages_needed(s.request) - len(s.pages) for s in holders)
+        promised = [sequence for sequence in holders if not sequence.held]
+        assert pool.reserved == sum(slot.pages_needed(s.request) - len(s.pages) for s in promised)
         assert pool.reserved <= pool.free + pool.cached
         for sequence in holders:
             for page in sequence.pages[sequence.fed // PAGE_POSITIONS :]:
@@ -233,7 +248,7 @@ class PrefixMachine(RuleBasedStateMachine):
                 assert page not in slot.prefixes._entries, "a page to be written is cached"
         for step in slot.steps:
             for sequence, chunk in zip(step.sequences, step.batch.chunks, strict=True):
-                assert list(chunk.pages) == sequence.pages[: len(chunk.pages)]
+                assert list(chunk.pages) == (sequence.pages or sequence.held)[: len(chunk.pages)]
 
     @invariant()
     def the_index_is_no_larger_than_what_it_points_to(self) -> None:

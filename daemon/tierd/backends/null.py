@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Ordered
 from dataclasses import replace
 
 import numpy as np
@@ -107,7 +106,7 @@ class NullExecutor:
         self._check_page(source)
         self._check_page(target)
         for chunk in (chunk for batch in in_flight for chunk in batch.chunks):
-            if target in chunk.pages or source in self._written(chunk):
+            if target in chunk.pages or self._writes(chunk, source, positions):
                 raise ExecutorError(
                     f"page {source} was copied to page {target} while a step works on one of them"
                 )
@@ -162,10 +161,14 @@ class NullExecutor:
         rows = [self._row(chunk, offset) for chunk in batch.chunks for offset in chunk.logit_rows]
         return np.array(rows, dtype=np.float32).reshape(len(rows), self.vocabulary)
 
-    def _written(self, chunk: Chunk) -> Ordered[int]:
-        """Return the pages that a chunk writes."""
-        last = chunk.start + len(chunk.tokens) - 1
-        return chunk.pages[chunk.start // self.page_positions : last // self.page_positions + 1]
+    def _writes(self, chunk: Chunk, page: int, positions: int) -> bool:
+        """Whether a chunk writes any of a page's first positions."""
+        written = range(chunk.start, chunk.start + len(chunk.tokens))
+        return any(
+            chunk.pages[position // self.page_positions] == page
+            and position % self.page_positions < positions
+            for position in written
+        )
 
     def _store(self, chunk: Chunk) -> None:
         for position, token in enumerate(chunk.tokens, chunk.start):

@@ -160,8 +160,7 @@ def leave(slot: Slot, sequence: Sequence) -> None:
     """
     if sequence in slot.running:
         slot.running.remove(sequence)
-        if not any(sequence in step.sequences for step in slot.steps):
-            _give_back(slot, sequence)
+        _let_go(slot, sequence)
     elif sequence in slot.waiting:
         slot.waiting.remove(sequence)
 
@@ -173,11 +172,16 @@ def settle(slot: Slot, step: Step, *, failed: bool) -> None:
     """
     slot.steps.remove(step)
     for sequence, chunk in zip(step.sequences, step.batch.chunks, strict=True):
-        if sequence not in slot.running:
+        if sequence in slot.running:
+            continue
+        if sequence.pages:
             if not failed and chunk.tokens[0] >= 0 and sequence.fed == chunk.start:
                 sequence.fed += len(chunk.tokens)
-            if not any(sequence in later.sequences for later in slot.steps):
-                _give_back(slot, sequence)
+            _let_go(slot, sequence)
+        elif not any(sequence in later.sequences for later in slot.steps):
+            for page in sequence.held:
+                slot.pool.release(page)
+            sequence.held.clear()
 
 
 def usage(sequence: Sequence) -> Usage:
@@ -241,7 +245,24 @@ def _take(slot: Slot) -> int:
     return slot.pool.take()
 
 
-def _give_back(slot: Slot, sequence: Sequence) -> None:
+def _let_go(slot: Slot, sequence: Sequence) -> None:
+    """Give back the pages of a sequence that has left, unless a step in flight adds rows that are kept.
+
+    Rows that were fed unseen are not. While a step writes such, behind what is kept, others may look at the
+    pages but not take them.
+    """
+    chunks = [
+        chunk
+        for step in slot.steps
+        for other, chunk in zip(step.sequences, step.batch.chunks, strict=True)
+        if other is sequence
+    ]
+    if any(chunk.tokens[0] >= 0 for chunk in chunks):
+        return
+    if chunks:
+        sequence.held.extend(sequence.pages)
+        for page in sequence.held:
+            slot.pool.retain(page)
     slot.pool.unreserve(slot.pages_needed(sequence.request) - len(sequence.pages))
     slot.prefixes.donate(sequence.tokens[: sequence.fed], sequence.pages)
     sequence.pages.clear()
