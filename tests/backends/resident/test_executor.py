@@ -16,8 +16,9 @@ from reference.plan_forward import plan_forward
 from tierd.backends.host import ThreadPool, compile_plan
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.resident.memory import Shape
+from tierd.backends.vkapi.results import OUT_OF_DEVICE_MEMORY
 from tierd.core import Batch, Chunk, Draw
-from tierd.errors import ExecutorError, UnsupportedModelError
+from tierd.errors import DeviceMemoryError, ExecutorError, UnsupportedModelError
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS, WEIGHT_FORMATS
 
@@ -130,6 +131,20 @@ def test_copied_rows_go_on_as_their_source(codec: str, positions: int, q4: GGUFF
     rest = TOKENS[positions : positions + 8]
     found = feed(executor, rest, region=5, start=positions)
     np.testing.assert_array_equal(found, feed(executor, TOKENS[: positions + 8])[positions:])
+
+
+def test_copies_that_could_not_be_submitted_are_made_before_the_next_step(
+    q4: GGUFFile, opened: Opener
+) -> None:
+    executor, vk = opened(q4), opened.backend.device.vk
+    whole = feed(executor, TOKENS[:40], region=2, step=20)
+    feed(executor, TOKENS[80:120], region=5)
+    executor.copy_rows(2, 5, 30)
+    vk.inject("vkQueueSubmit", OUT_OF_DEVICE_MEMORY)
+    with pytest.raises(DeviceMemoryError):
+        feed(executor, TOKENS[30:31], region=5, start=30)
+    vk.inject("vkQueueSubmit", None)
+    np.testing.assert_array_equal(feed(executor, TOKENS[30:40], region=5, start=30), whole[30:])
 
 
 def test_mapped_memory_gives_the_same_bits(q4: GGUFFile, opened: Opener, opened_mapped: Opener) -> None:

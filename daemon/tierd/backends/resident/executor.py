@@ -295,9 +295,9 @@ class ResidentExecutor:
                 parts = regions.copies(store, self._codec, shape, source, target, positions)
                 recorder.copy(buffer, buffer, parts)
             recorder.barrier()
-        self._copies.clear()
         commands = recorder.finish()
         self._copying.append((self._device.submit(commands), commands))
+        self._copies.clear()  # not before: the pages may be looked at even if this step fails
 
     def _forget_copies(self, value: int) -> None:
         """Close the recordings of copies that were done by the time a value was signalled."""
