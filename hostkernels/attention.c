@@ -44,6 +44,8 @@ void hk_attention(const hk_attention_job *job, float *scratch)
     for (int i = 0; i < queries; i++) {
         memcpy(q + i * stride, job->q + i / job->heads * job->q_stride + i % job->heads * job->head_size,
                head_bytes);
+        for (int64_t d = 0; job->key_scale && d < job->head_size; d++)
+            q[i * stride + d] /= job->key_scale[d];
         hk_codec_rotate(job->codec, q + i * stride, job->head_size);
         state[i] = (hk_running){-INFINITY, 0.0f};
     }

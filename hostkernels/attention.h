@@ -17,6 +17,7 @@ typedef struct hk_attention_job {
     int window;
     float scale;
     int codec;
+    const float *key_scale;   /* (head_size) or NULL */
     const uint8_t *base;      /* first byte of page 0 */
     int64_t page_bytes;
     int64_t k_offset;         /* of the head's rows inside a page */

@@ -3,17 +3,36 @@
  *   f32, f16  as they are, f16 rounded to nearest even
  *   q8_0      rotated by blocks of 32; then per block: f16 scale = max|x| / 127, 32 signed bytes (the form of
  *             GGML's Q8_0)
- *   tq4       rotated over the whole head; then per 32 values: f16 scale, 16 bytes of nibbles (the form of
- *             GGML's Q4_0), value = scale * (q - 8)
+ *   tq4       keys times a fixed scale; rotated over the whole head; then per 32 values: f16 scale, 16 bytes of
+ *             nibbles (placed as in GGML's Q4_0), value = scale * level[nibble]
  *
  * Rotating multiplies by a fixed vector of signs and by the orthonormal Walsh-Hadamard transform, which
  * spreads outliers, of which keys have many, over all values. The rotation R is orthonormal, so
  * q.k = (Rq).(Rk): attention stays in the rotated basis, with the query rotated once and the output
  * rotated back once per head.
+ *
+ * tq4, exactly. x = R(s * k) for a key, Rv for a value; queries become R(q / s), so s costs nothing. From the last
+ * block to the first:
+ *   1. the block's scale is the one of half(max|x| / 127 * f), f of `fits`, that comes nearest to the block: least
+ *      sum of (x - scale * level)^2 with the level nearest to x / scale, the first on a tie; half rounds to f16,
+ *      and the sum adds value i and i + 16, then i and i + 8, and so on;
+ *   2. from its last value i to its first: the nibble is the number of `edges` that x_i / scale is not below;
+ *      of a key, its error e = x_i - scale * level is made up for by what is yet to come: x_j += feedback_ij * e,
+ *      j < i.
+ * Row i of `feedback` has i floats; the rows follow each other. Division by a scale is multiplication by its
+ * rounded inverse, or by 0 where it is 0.
  */
 #include "internal.h"
 
-enum { Q8_0_BYTES = 34, TQ4_BYTES = 18 };
+enum { Q8_0_BYTES = 34, TQ4_BYTES = 18, TQ4_EDGES = 15, TQ4_FITS = 5 };
+
+/* Where a normally distributed value is best represented (Lloyd, "Least squares quantization in PCM", 1982), in
+ * whole 127ths of the outermost level. */
+const int8_t hk_tq4_levels[16] = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127};
+/* Half-way between the levels. */
+static const float edges[TQ4_EDGES] = {-111.5f, -85.5f, -66.5f, -51.0f, -37.5f, -24.5f, -12.0f, 0.0f,
+                                       12.0f,   24.5f,  37.5f,  51.0f,  66.5f,  85.5f,  111.5f};
+static const float fits[TQ4_FITS] = {0.75f, 0.825f, 0.9f, 0.975f, 1.05f};
 
 int64_t hk_codec_bytes(int codec, int64_t head_size)
 {
@@ -81,6 +100,13 @@ void hk_codec_unrotate(int codec, float *head, int64_t head_size)
     apply_signs(head, head_size);
 }
 
+static float scale_at(const uint8_t *src)
+{
+    uint16_t bits;
+    memcpy(&bits, src, sizeof bits);
+    return hk_half_to_float(bits);
+}
+
 /* The scale as it will be read back, and its inverse: what is divided by one and multiplied by another
  * would be off by the rounding of a half. */
 static float put_scale(float scale, uint8_t *dst)
@@ -103,50 +129,67 @@ static void write_q8_0(const float *x, uint8_t *dst)
         dst[2 + i] = (uint8_t)(int8_t)clamp(roundf(x[i] * inverse), -127.0f, 127.0f);
 }
 
-/* The value of largest magnitude lands on -8, the end of the range that has one more step. */
-static void write_tq4(const float *x, uint8_t *dst)
+static int tq4_nibble(float x)
 {
-    float peak = 0.0f;
+    int nibble = 0;
+    for (int i = 0; i < TQ4_EDGES; i++)
+        nibble += x >= edges[i];
+    return nibble;
+}
+
+/* Sum of squared errors of a block at a scale. */
+static float tq4_distance(const float *x, float scale, float inverse)
+{
+    float square[HK_BLOCK];
+    for (int i = 0; i < HK_BLOCK; i++) {
+        const float at = x[i] * inverse;
+        float level = hk_tq4_levels[0];
+        for (int edge = 0; edge < TQ4_EDGES; edge++)
+            level += at >= edges[edge] ? (float)(hk_tq4_levels[edge + 1] - hk_tq4_levels[edge]) : 0.0f;
+        const float error = x[i] - scale * level;
+        square[i] = error * error;
+    }
+    for (int half = HK_HALF; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            square[i] += square[i + half];
+    return square[0];
+}
+
+static float tq4_scale(const float *x, uint8_t *dst)
+{
+    float most = 0.0f, nearest = INFINITY, best = 0.0f;
     for (int i = 0; i < HK_BLOCK; i++)
-        if (fabsf(x[i]) > fabsf(peak))
-            peak = x[i];
-    const float inverse = put_scale(peak / -8.0f, dst);
-    for (int i = 0; i < HK_HALF; i++) {
-        const int low = (int)clamp(x[i] * inverse + 8.5f, 0.0f, 15.0f);
-        const int high = (int)clamp(x[i + HK_HALF] * inverse + 8.5f, 0.0f, 15.0f);
-        dst[2 + i] = (uint8_t)(low | high << 4);
-    }
-}
-
-void hk_codec_write(int codec, const float *src, int64_t head_size, void *dst)
-{
-    uint8_t *bytes = dst;
-    switch (codec) {
-    case HK_KV_F32:
-        memcpy(dst, src, (size_t)(4 * head_size));
-        break;
-    case HK_KV_F16:
-        for (int64_t i = 0; i < head_size; i++) {
-            const uint16_t bits = hk_float_to_half(src[i]);
-            memcpy(bytes + 2 * i, &bits, sizeof bits);
+        most = fmaxf(most, fabsf(x[i]));
+    for (int fit = 0; fit < TQ4_FITS; fit++) {
+        uint8_t bits[2];
+        const float scale = most / 127.0f * fits[fit], inverse = put_scale(scale, bits);
+        const float distance = tq4_distance(x, scale_at(bits), inverse);
+        if (distance < nearest) {
+            nearest = distance;
+            best = scale;
         }
-        break;
-    case HK_KV_Q8_0:
-        for (int64_t block = 0; block < head_size / HK_BLOCK; block++)
-            write_q8_0(src + block * HK_BLOCK, bytes + block * Q8_0_BYTES);
-        break;
-    default:
-        for (int64_t block = 0; block < head_size / HK_BLOCK; block++)
-            write_tq4(src + block * HK_BLOCK, bytes + block * TQ4_BYTES);
-        break;
     }
+    return put_scale(best, dst);
 }
 
-static float scale_at(const uint8_t *src)
+/* Leaves in x what is left of it once the errors are made up for. */
+static void write_tq4(float *x, int64_t head_size, const float *feedback, uint8_t *dst)
 {
-    uint16_t bits;
-    memcpy(&bits, src, sizeof bits);
-    return hk_half_to_float(bits);
+    memset(dst, 0, (size_t)(head_size / HK_BLOCK * TQ4_BYTES));
+    for (int64_t block = head_size / HK_BLOCK - 1; block >= 0; block--) {
+        uint8_t *to = dst + block * TQ4_BYTES;
+        const float inverse = tq4_scale(x + block * HK_BLOCK, to), scale = scale_at(to);
+        for (int64_t i = (block + 1) * HK_BLOCK - 1; i >= block * HK_BLOCK; i--) {
+            const int nibble = tq4_nibble(x[i] * inverse);
+            to[2 + i % HK_HALF] |= (uint8_t)(i % HK_BLOCK < HK_HALF ? nibble : nibble << 4);
+            if (!feedback)
+                continue;
+            const float error = x[i] - scale * (float)hk_tq4_levels[nibble];
+            const float *row = feedback + i * (i - 1) / 2;
+            for (int64_t j = 0; j < i; j++)
+                x[j] += row[j] * error;
+        }
+    }
 }
 
 void hk_codec_read(int codec, const void *src, int64_t head_size, float *dst)
@@ -175,8 +218,8 @@ void hk_codec_read(int codec, const void *src, int64_t head_size, float *dst)
             const float scale = scale_at(bytes);
             float *x = dst + block * HK_BLOCK;
             for (int i = 0; i < HK_HALF; i++) {
-                x[i] = scale * (float)((bytes[2 + i] & 15) - 8);
-                x[i + HK_HALF] = scale * (float)((bytes[2 + i] >> 4) - 8);
+                x[i] = scale * (float)hk_tq4_levels[bytes[2 + i] & 15];
+                x[i + HK_HALF] = scale * (float)hk_tq4_levels[bytes[2 + i] >> 4];
             }
         }
         break;
@@ -229,16 +272,35 @@ void hk_strip_copy(int codec, const uint8_t *from, int64_t head_size, int positi
 /* Largest head: 4,096 values, checked by the caller. */
 enum { MAX_HEAD = 4096 };
 
-void hk_codec_encode(int codec, const float *src, int64_t head_size, void *dst)
+void hk_codec_encode(int codec, const float *src, int64_t head_size, const float *scale, const float *feedback,
+                     void *dst)
 {
     float head[MAX_HEAD];
+    uint8_t *bytes = dst;
+    if (codec == HK_KV_F32) {
+        memcpy(dst, src, (size_t)head_size * sizeof *src);
+        return;
+    }
     memcpy(head, src, (size_t)head_size * sizeof head[0]);
+    for (int64_t i = 0; scale && i < head_size; i++)
+        head[i] *= scale[i];
     hk_codec_rotate(codec, head, head_size);
-    hk_codec_write(codec, head, head_size, dst);
+    if (codec == HK_KV_F16)
+        for (int64_t i = 0; i < head_size; i++) {
+            const uint16_t bits = hk_float_to_half(head[i]);
+            memcpy(bytes + 2 * i, &bits, sizeof bits);
+        }
+    else if (codec == HK_KV_Q8_0)
+        for (int64_t block = 0; block < head_size / HK_BLOCK; block++)
+            write_q8_0(head + block * HK_BLOCK, bytes + block * Q8_0_BYTES);
+    else
+        write_tq4(head, head_size, feedback, bytes);
 }
 
-void hk_codec_decode(int codec, const void *src, int64_t head_size, float *dst)
+void hk_codec_decode(int codec, const void *src, int64_t head_size, const float *scale, float *dst)
 {
     hk_codec_read(codec, src, head_size, dst);
     hk_codec_unrotate(codec, dst, head_size);
+    for (int64_t i = 0; scale && i < head_size; i++)
+        dst[i] /= scale[i];
 }

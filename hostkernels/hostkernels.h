@@ -30,7 +30,7 @@
 #endif
 
 /* cffi: begin */
-enum { HK_ABI_VERSION = 4 }; /* the Python side refuses a library of another */
+enum { HK_ABI_VERSION = 5 }; /* the Python side refuses a library of another */
 
 enum {
     HK_BLOCK = 32,   /* columns quantised together */
@@ -65,7 +65,7 @@ enum hk_layout {
 };
 
 /* K/V codecs. q8_0 and tq4 keep a row rotated (signs, orthonormal Walsh-Hadamard transform), in 34 and 18 bytes
- * per 32 values; see codecs.c. */
+ * per 32 values; see codecs.c for both and for what may shape tq4's errors. */
 enum hk_codec { HK_KV_F32 = 0, HK_KV_F16 = 1, HK_KV_Q8_0 = 2, HK_KV_TQ4 = 3 };
 
 int hk_abi_version(void);
@@ -141,9 +141,13 @@ int hk_matmul(hk_pool *pool, int layout, const void *packed, int64_t outputs, in
 /* ---- K/V rows --------------------------------------------------------------------------------- */
 
 int64_t hk_codec_bytes(int codec, int64_t head_size);
-void hk_codec_encode(int codec, const float *src, int64_t head_size, void *dst);
+/* In place, to the basis in which a codec stores a head, scales aside. */
+void hk_codec_rotate(int codec, float *head, int64_t head_size);
+/* scale: (head_size), above zero, and feedback: (head_size * (head_size - 1) / 2) of tq4, each may be NULL. */
+void hk_codec_encode(int codec, const float *src, int64_t head_size, const float *scale, const float *feedback,
+                     void *dst);
 /* The inverse of encode, back in the original basis. */
-void hk_codec_decode(int codec, const void *src, int64_t head_size, float *dst);
+void hk_codec_decode(int codec, const void *src, int64_t head_size, const float *scale, float *dst);
 
 /* ---- A model: a compiled plan ----------------------------------------------------------------- */
 
@@ -214,6 +218,8 @@ typedef struct hk_rope {
 typedef struct hk_store {
     int32_t heads;
     int32_t head_size;
+    const float *key_scale;    /* of tq4, one for each head: see hk_codec_encode; kept by the caller */
+    const float *key_feedback;
 } hk_store;
 
 typedef struct hk_model_spec {

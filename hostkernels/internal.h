@@ -255,12 +255,12 @@ void hk_matmul_avx512vnni(hk_kernels *kernels);
 
 /* ---- Codecs over rows in the codec's own basis -------------------------------------------------- */
 
-/* q8_0 and tq4 store rotated rows; the others store rows as they are. Rotate changes to a codec's basis, in
- * place; unrotate undoes it. Both do nothing for the other codecs. */
-void hk_codec_rotate(int codec, float *head, int64_t head_size);
+/* tq4's sixteen levels. */
+extern const int8_t hk_tq4_levels[16];
+
+/* Undoes hk_codec_rotate. */
 void hk_codec_unrotate(int codec, float *head, int64_t head_size);
-/* Encode and decode without the change of basis. */
-void hk_codec_write(int codec, const float *src, int64_t head_size, void *dst);
+/* Decode without the change of basis. */
 void hk_codec_read(int codec, const void *src, int64_t head_size, float *dst);
 
 /* Keys of 16 positions lie side by side in a strip: the unit (value, or a block's scale) at offset o of

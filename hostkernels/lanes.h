@@ -257,18 +257,20 @@ static inline hk_lanes lanes_of_bytes(const uint8_t *src)
     return lanes;
 }
 
-/* Four bits of sixteen bytes, from bit `shift` on, less 8. */
-static inline hk_lanes lanes_of_nibbles(const uint8_t *src, int shift)
+/* The levels that four bits of sixteen bytes, from bit `shift` on, stand for. */
+static inline hk_lanes lanes_of_levels(const uint8_t *src, int shift, const int8_t levels[16])
 {
-    hk_lanes lanes;
-    LANES_EACH(i)
-    {
-        hk_u8 bytes;
-        memcpy(&bytes, src + i * sizeof bytes, sizeof bytes);
-        const hk_i32 nibbles = (__builtin_convertvector(bytes, hk_i32) >> shift & 15) - 8;
-        lanes.part[i] = __builtin_convertvector(nibbles, hk_f32);
-    }
-    return lanes;
+    uint8_t looked_up[HK_LANES];
+#if defined(__AVX2__)
+    const __m128i nibbles = _mm_and_si128(_mm_srli_epi16(_mm_loadu_si128((const __m128i *)src), shift),
+                                          _mm_set1_epi8(15));
+    const __m128i found = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)levels), nibbles);
+    memcpy(looked_up, &found, sizeof found);
+#else
+    for (int i = 0; i < HK_LANES; i++)
+        looked_up[i] = (uint8_t)levels[src[i] >> shift & 15];
+#endif
+    return lanes_of_bytes(looked_up);
 }
 
 #endif

@@ -121,8 +121,8 @@ static void OPS_NAME(read_keys)(int codec, const uint8_t *strip, int head_size, 
             float *x = dst + block * HK_BLOCK * HK_LANES;
             for (int i = 0; i < HK_HALF; i++) {
                 const uint8_t *pairs = strip + HK_LANES * (2 + i);
-                lanes_store(x + i * HK_LANES, lanes_mul(scale, lanes_of_nibbles(pairs, 0)));
-                lanes_store(x + (i + HK_HALF) * HK_LANES, lanes_mul(scale, lanes_of_nibbles(pairs, 4)));
+                lanes_store(x + i * HK_LANES, lanes_mul(scale, lanes_of_levels(pairs, 0, hk_tq4_levels)));
+                lanes_store(x + (i + HK_HALF) * HK_LANES, lanes_mul(scale, lanes_of_levels(pairs, 4, hk_tq4_levels)));
             }
         }
         break;
@@ -157,8 +157,8 @@ static void OPS_NAME(read_values)(int codec, const uint8_t *row, int head_size, 
     case HK_KV_TQ4:
         for (int block = 0; block < head_size / HK_BLOCK; block++, row += 18, dst += HK_BLOCK) {
             const hk_lanes scale = lanes_splat(OPS_NAME(half_at)(row));
-            lanes_store(dst, lanes_mul(scale, lanes_of_nibbles(row + 2, 0)));
-            lanes_store(dst + HK_HALF, lanes_mul(scale, lanes_of_nibbles(row + 2, 4)));
+            lanes_store(dst, lanes_mul(scale, lanes_of_levels(row + 2, 0, hk_tq4_levels)));
+            lanes_store(dst + HK_HALF, lanes_mul(scale, lanes_of_levels(row + 2, 4, hk_tq4_levels)));
         }
         break;
     default:

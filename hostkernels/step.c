@@ -24,7 +24,15 @@ typedef struct store {
     int head_size;
     int64_t row_bytes;
     int64_t offset; /* of the keys inside a page; values follow */
+    const float *key_scale;
+    const float *key_feedback;
 } store;
+
+/* The part of a store's vectors that is one head's. */
+static const float *of_head(const float *vectors, int64_t head, int64_t floats)
+{
+    return vectors ? vectors + head * floats : NULL;
+}
 
 /* Rows of one sequence that attend together. */
 typedef struct query_block {
@@ -130,8 +138,8 @@ static bool create_stores(hk_model *self, const hk_model_spec *spec)
     int64_t offset = 0;
     for (int i = 0; i < spec->store_count; i++) {
         const hk_store *from = &spec->stores[i];
-        self->stores[i] = (store){from->heads, from->head_size,
-                                  hk_codec_bytes(spec->codec, from->head_size), offset};
+        self->stores[i] = (store){from->heads, from->head_size, hk_codec_bytes(spec->codec, from->head_size),
+                                  offset, from->key_scale, from->key_feedback};
         offset += store_bytes(from, spec->codec);
     }
     self->store_count = spec->store_count;
@@ -375,6 +383,7 @@ static void run_store(const hk_model *model, const hk_op *op, int64_t rows, int 
     const hk_step *step = model->step;
     const store *self = &model->stores[op->store];
     const int64_t head_bytes = HK_PAGE * self->row_bytes, values = self->heads * head_bytes;
+    const int64_t feedback = (int64_t)self->head_size * (self->head_size - 1) / 2; /* floats of a head */
     uint8_t *key = (uint8_t *)(model->scratch + part * model->scratch_floats);
     int64_t first, last;
     hk_share(rows * self->heads, part, parts, &first, &last);
@@ -386,10 +395,11 @@ static void run_store(const hk_model *model, const hk_op *op, int64_t rows, int 
         float *k = float_row(model, op->src, row) + at;
         if (op->rope >= 0)
             turn_head(model, op, k, row);
-        hk_codec_encode(model->codec, k, self->head_size, key);
+        hk_codec_encode(model->codec, k, self->head_size, of_head(self->key_scale, head, self->head_size),
+                        of_head(self->key_feedback, head, feedback), key);
         hk_strip_put(model->codec, key, self->head_size, inside % HK_LANES,
                      dst + inside / HK_LANES * HK_LANES * self->row_bytes);
-        hk_codec_encode(model->codec, float_row(model, op->src2, row) + at, self->head_size,
+        hk_codec_encode(model->codec, float_row(model, op->src2, row) + at, self->head_size, NULL, NULL,
                         dst + values + inside * self->row_bytes);
     }
 }
@@ -416,6 +426,7 @@ static void run_attention(const hk_model *model, const hk_op *op, int part, int 
             .window = op->window,
             .scale = op->scale,
             .codec = model->codec,
+            .key_scale = of_head(self->key_scale, head, self->head_size),
             .base = model->pages,
             .page_bytes = model->page_bytes,
             .k_offset = keys,

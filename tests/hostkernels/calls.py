@@ -133,19 +133,26 @@ def matmul(weight_format: WeightFormat, packed: Bytes, outputs: int, x: Floats, 
     return out
 
 
-def encode(codec: KVCodec, row: Floats) -> Bytes:
+def encode(
+    codec: KVCodec, row: Floats, *, scale: Floats | None = None, feedback: Floats | None = None
+) -> Bytes:
     """Return a head's vector in a codec's bytes."""
     _, lib = library.load()
     row = np.ascontiguousarray(row, np.float32)
     stored = np.zeros(codec.row_bytes(row.size), np.uint8)
     assert lib.hk_codec_bytes(codec.id, row.size) == stored.size
-    lib.hk_codec_encode(codec.id, _float(row), row.size, _void(stored))
+    lib.hk_codec_encode(codec.id, _float(row), row.size, _maybe(scale), _maybe(feedback), _void(stored))
     return stored
 
 
-def decode(codec: KVCodec, stored: Bytes, head_size: int) -> Floats:
+def decode(codec: KVCodec, stored: Bytes, head_size: int, *, scale: Floats | None = None) -> Floats:
     """Return the vector that `encode` stored."""
     _, lib = library.load()
     row = np.empty(head_size, np.float32)
-    lib.hk_codec_decode(codec.id, _void(stored), head_size, _float(row))
+    lib.hk_codec_decode(codec.id, _void(stored), head_size, _maybe(scale), _float(row))
     return row
+
+
+def _maybe(array: Floats | None) -> Any:
+    ffi, _ = library.load()
+    return ffi.NULL if array is None else _float(array)

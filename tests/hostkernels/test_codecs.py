@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostkernels.calls import decode, encode
+from reference import tq4
 from tierd.backends import library
-from tierd.models.formats import KV_CODECS
+from tierd.models.formats import KV_CODECS, KVCodec
 
 
 def _heads(count: int, size: int) -> np.ndarray:
@@ -97,25 +98,40 @@ def test_tq4_keeps_lengths_and_products(size: int) -> None:
     assert error.max() < 0.16
 
 
-def test_tq4_stores_what_its_definition_says() -> None:
-    """Signs, orthonormal Walsh-Hadamard, then blocks whose peak lands on -8."""
+@pytest.mark.parametrize("size", [32, 64, 256])
+def test_tq4_stores_what_its_definition_says(size: int) -> None:
+    """To the bit: plain, scaled, with feedback, and rows of zeros, of tiny and of huge values."""
+    codec, random = KV_CODECS["tq4"], np.random.default_rng(size)
+    scale = np.exp(random.standard_normal(size)).astype(np.float32)
+    feedback = (0.3 * random.standard_normal(size * (size - 1) // 2)).astype(np.float32) / np.float32(size)
+    heads = _heads(20, size)
+    for row in [*heads, np.zeros(size, np.float32), 1e-7 * heads[0], 1e-4 * heads[0], 1e3 * heads[0]]:
+        for options in ({}, {"scale": scale}, {"feedback": feedback}, {"scale": scale, "feedback": feedback}):
+            np.testing.assert_array_equal(encode(codec, row, **options), tq4.encode(row, **options))
+
+
+def test_tq4_reads_what_its_definition_says() -> None:
     codec, size = KV_CODECS["tq4"], 64
-    basis = np.stack([decode(codec, encode(codec, row), size) for row in np.eye(size, dtype=np.float32)])
-    # A unit vector turns into equal magnitudes, which 4 bits hold exactly up to one step at +8.
-    hadamard = np.array([[1.0]])
-    while len(hadamard) < size:
-        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
-    assert np.abs(basis - np.eye(size)).max() < 0.14
-    for index in (0, 5, 63):
-        row = np.eye(size, dtype=np.float32)[index]
-        nibbles = encode(codec, row).reshape(-1, 18)[:, 2:]
-        values = np.concatenate([nibbles & 15, nibbles >> 4], axis=1).ravel().astype(int) - 8
-        signs = np.sign(values)
-        column = hadamard[index]
-        first = signs.reshape(-1, 32)[:, 0:1] * column.reshape(-1, 32)[:, 0:1]
-        # Inside a block the pattern is the Hadamard column, up to the signs of value and scale.
-        np.testing.assert_array_equal(signs.reshape(-1, 32), first * column.reshape(-1, 32))
-        assert set(np.abs(values)) <= {7, 8}
+    scale = np.exp(np.random.default_rng(0).standard_normal(size)).astype(np.float32)
+    basis = np.stack([tq4.rotate(unit) for unit in np.eye(size, dtype=np.float32)])
+    for row in _heads(20, size):
+        stored = encode(codec, row, scale=scale)
+        blocks = stored.reshape(-1, 18)
+        nibbles = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
+        steps = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+        expected = basis @ (steps * tq4.LEVELS[nibbles]).ravel() / scale
+        np.testing.assert_allclose(
+            decode(codec, stored, size, scale=scale), expected, atol=1e-5 * np.abs(row).max() / scale.min()
+        )
+
+
+@pytest.mark.parametrize("codec", KV_CODECS.values(), ids=KV_CODECS)
+def test_what_is_no_number_does_no_harm(codec: KVCodec) -> None:
+    feedback = np.ones(64 * 63 // 2, np.float32)
+    for bad in (np.nan, np.inf, -np.inf, 3e38):
+        row = _heads(1, 64)[0]
+        row[5] = bad
+        decode(codec, encode(codec, row, feedback=feedback), 64)
 
 
 @given(st.integers(0, 3), st.integers(0, 2**32 - 1))
