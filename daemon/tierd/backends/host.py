@@ -18,11 +18,12 @@ from tierd.backends import library
 from tierd.backends.lowering import Lowering, row_stores
 from tierd.backends.profile import StepProfile, name_ops
 from tierd.backends.protocol import Logits, LogitsResult
+from tierd.backends.shaping import floats, shapes
 from tierd.core import Batch
 from tierd.errors import ExecutorError, ModelError
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
-from tierd.models.plan import Embed, MatMul, Plan
+from tierd.models.plan import Embed, MatMul, Plan, RowStore
 from tierd.progress import Progress
 
 PAGE_POSITIONS = 64
@@ -171,8 +172,9 @@ class HostExecutor:
         self._pool = pool
         self.vocabulary = plan.vocabulary
         self._ffi, self._lib = library.load()
-        self._vectors = [_floats(file, name) for name in lowering.vectors]
+        self._vectors = [floats(file, name) for name in lowering.vectors]
         self._weights = _pack_all(file, list(lowering.weights), pool, progress)
+        self._shapes = shapes(plan, file, codec)
         self._token_ids = lowering.token_ids
         self._ops = name_ops(lowering)
         self._handle = self._create(file, lowering, codec, pool)
@@ -218,7 +220,7 @@ class HostExecutor:
                     for rope, array in zip(lowering.ropes, frequencies, strict=True)
                 ],
             ),
-            "stores": new("hk_store[]", [(store.heads, store.head_size) for store in lowering.stores]),
+            "stores": new("hk_store[]", [self._store(store) for store in lowering.stores]),
         }
         spec = new("hk_model_spec *")
         for name, array in arrays.items():
@@ -226,6 +228,14 @@ class HostExecutor:
             setattr(spec, f"{name.removesuffix('s')}_count", len(array))
         spec.codec, spec.pages, spec.max_rows = codec.id, self.pages, self.max_rows
         return self._lib.hk_model_create(spec, pool.handle)
+
+    def _store(self, store: RowStore) -> tuple[Any, ...]:
+        """Return the fields of a store's `hk_store`."""
+        shape = self._shapes.get(store.layer)
+        if shape is None:
+            return store.heads, store.head_size
+        vectors = (library.pointer(vector, "float *") for vector in (shape.key_scale, shape.key_feedback))
+        return store.heads, store.head_size, *vectors
 
     def submit(self, batch: Batch) -> None:
         """See `Executor.submit`. What does not fit is found by `collect`."""
@@ -327,23 +337,12 @@ class HostExecutor:
             self._handle = None
             self._weights.clear()
             self._vectors.clear()
+            self._shapes.clear()
 
 
 def _check_ids(what: str, ids: npt.NDArray[np.int32], count: int) -> None:
     if ids.min() < 0 or ids.max() >= count:
         raise ExecutorError(f"a {what} id in {ids.min()} to {ids.max()}; ids run from 0 to {count - 1}")
-
-
-def _floats(file: GGUFFile, name: str) -> npt.NDArray[np.float32]:
-    """Return a tensor dequantised, flat."""
-    _, lib = library.load()
-    tensor = file.tensors[name]
-    values = np.empty(int(np.prod(tensor.shape)), np.float32)
-    source = file.data(name)
-    lib.hk_dequantise(
-        tensor.format.id, library.pointer(source, "void *"), values.size, library.pointer(values, "float *")
-    )
-    return values
 
 
 def _pack_all(
