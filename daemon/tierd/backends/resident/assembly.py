@@ -240,7 +240,7 @@ class Assembler:
             "kv_heads": store.heads,
             "positions": places.positions,
             "window": op.window,
-            "partial_tiles": places.scratch.tiles,
+            "partial_tiles": places.scratch.split.tiles_of(self._rows),
             "scale": op.scale,
         }
         constants = {

@@ -230,7 +230,7 @@ class ModelMemory:
     def _scratch(self, split: Split) -> Scratch:
         counters = self.upload(np.zeros(split.counters, np.uint8))
         partials = self.buffer(split.partials, Role.DEVICE).address if split.partials else 0
-        return Scratch(partials, counters.address, split.tiles)
+        return Scratch(partials, counters.address, split)
 
 
 def logits_stride(vocabulary: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tierd.backends.resident.image_layout import Vector
 from tierd.backends.resident.ops import Matrix
+from tierd.backends.resident.split import Split
 from tierd.models.plan import RopeSpec
 
 BLOCK = 32
@@ -62,11 +63,11 @@ class RowPlanes:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Where attention keeps tiles until all of a row's are there, and counts which are. See `split`."""
+    """Where attention keeps tiles until all of a row's are there, and counts which are."""
 
     partials: int
     counters: int
-    tiles: int
+    split: Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

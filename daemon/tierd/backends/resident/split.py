@@ -2,7 +2,8 @@
 
 With one split a group goes through all tiles of its row. With several each takes a contiguous part of them,
 leaves every tile's result in memory, and the one that comes last combines them: the same sums in the same
-order, so the number of splits changes no bit. That memory is bounded, and with it the rows that may be split.
+order, so the number of splits changes no bit. That memory is bounded, and shared by as many rows as a
+recording is made for: the fewer these are, the more tiles of each it holds.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tierd.backends.resident import ops
+from tierd.backends.resident.matmuls import FEW_ROWS
 from tierd.backends.resident.regions import TILE
 from tierd.backends.vkapi import DeviceFacts
 
 # Most query vectors (heads of a K/V head, times rows) that one group takes, and most of their values.
 _VECTORS = 12
 _VECTOR_VALUES = 4096
-# What attention leaves in memory at most, and most rows that are split.
-_PARTIALS_BYTES = 64 << 20
-_ROWS = 8
+# What attention leaves in memory at most, unless one row does; and most rows that are split.
+_PARTIALS_BYTES = 256 << 20
+_ROWS = FEW_ROWS[-1]
 # Tiles worth a group of their own, and most groups of a row and K/V head.
 _TILES = 4
 _SPLITS = 64
@@ -55,12 +57,12 @@ def groups_of(op: ops.Attend) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What splits of a model need. rows: most rows of a step that is split, 0 for none.
+    """What splits of a model need.
 
-    tiles: of a region. partials, counters: bytes. A software device has few cores, which one row fills.
+    tiles: that all rows of a step have room for together, 0 where none is split. partials, counters: bytes.
+    A software device has few cores, which one row fills.
     """
 
-    rows: int
     tiles: int
     partials: int
     counters: int
@@ -68,19 +70,30 @@ class Split:
     @classmethod
     def of(cls, attends: Iterable[ops.Attend], positions: int, facts: DeviceFacts) -> Split:
         """Work it out for the attention ops of a model; positions: of a region."""
-        tiles = positions // TILE
-        row, groups = 0, 0
+        region = positions // TILE
+        tile, groups = 0, 0
         for op in attends:
             groups = max(groups, groups_of(op))
-            row = max(row, groups_of(op) * tiles * _tile_bytes(op, lanes_of(facts)))
-        rows = min(_ROWS, _PARTIALS_BYTES // row) if row and tiles > _TILES and not facts.dear_loads else 0
-        return cls(rows, tiles, rows * row, max(rows * groups, 1) * 4)
+            tile = max(tile, groups_of(op) * _tile_bytes(op, lanes_of(facts)))
+        if not tile or region <= _TILES or facts.dear_loads:
+            return cls(0, 0, 4)
+        tiles = max(region, min(_ROWS * region, _PARTIALS_BYTES // tile))
+        return cls(tiles, tiles * tile, _ROWS * groups * 4)
+
+    def tiles_of(self, rows: int) -> int:
+        """Return how many tiles of each row there is room for in steps of at most so many rows.
+
+        It is the same for all numbers of rows that share a recording, whose groups keep this distance.
+        """
+        few = next((few for few in FEW_ROWS if rows <= few), None)
+        return self.tiles // few if few else 0
 
     def count(self, rows: int, last_position: int) -> int:
         """Return in how many parts a step of so many rows is split, by the highest of their positions."""
-        if rows > self.rows:
+        tiles = last_position // TILE + 1
+        if tiles > self.tiles_of(rows):
             return 1
-        return min(_SPLITS, max(1, (last_position // TILE + 1) // _TILES))
+        return min(_SPLITS, max(1, tiles // _TILES))
 
 
 def _most_vectors(op: ops.Attend) -> int:
