@@ -65,6 +65,8 @@ def copies(
     shape: (regions, positions) of the buffer, its planes in the order of `ModelMemory`. positions: how many
     rows, from the first one on; keys come in whole strips, so that some of the rows behind change as well.
     """
+    if not positions:
+        return
     regions, length = shape
     planes = plane_bytes(store, codec, regions, length)
     strips = -(-positions // STRIP) * STRIP
