@@ -410,10 +410,12 @@ bool is_last() {
     memoryBarrierBuffer();
     barrier();
     if (gl_LocalInvocationID.x == 0) {
+        memoryBarrierBuffer();  // what all lanes wrote is there before it is counted, and read after
         arrived = atomicAdd(push.counters.value[group_of_plane()], 1) + 1;
         if (arrived == gl_NumWorkGroups.z) {
             push.counters.value[group_of_plane()] = 0;
         }
+        memoryBarrierBuffer();
     }
     barrier();
     memoryBarrierBuffer();

@@ -72,9 +72,9 @@ class DeviceSite:
         with self._putting:
             try:
                 executor, placement = _compile(model.id, backend, want, plan, file, need, placement)
-            except BaseException as error:
+            except BaseException:
                 with self._lock:
-                    self._shares[model.id] = str(error)
+                    del self._shares[model.id]
                 raise
             with self._lock:
                 self._shares[model.id] = placement
@@ -110,9 +110,9 @@ class DeviceSite:
         return self._backend
 
     def _promise(self, model: str, need: Need, device: Device) -> Placement:
-        """Return a model's share; one that was not configured gets of what the others leave."""
+        """Return a model's share; one that has got none so far gets of what the others leave."""
         with self._lock:
-            if model not in self._shares:
+            if not isinstance(self._shares.get(model), Placement):
                 self._shares |= share_out({model: need}, _room(device, self._shares))
             share = self._shares[model]
         if isinstance(share, str):

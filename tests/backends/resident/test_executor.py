@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,21 +10,25 @@ import pytest
 
 import tiny
 import tiny_variants
-from backends.resident.conftest import SMALL, Opener
+from backends.resident.conftest import SMALL, TOKENS, WIDE, Opener, feed
 from reference.plan_forward import plan_forward
 from tierd.backends.host import ThreadPool, compile_plan
-from tierd.backends.resident.executor import ResidentExecutor
+from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.memory import Shape
-from tierd.backends.vkapi.results import OUT_OF_DEVICE_MEMORY
+from tierd.backends.vkapi import Device
+from tierd.backends.vkapi.results import OUT_OF_DEVICE_MEMORY, TIMEOUT
 from tierd.core import Batch, Chunk, Draw
-from tierd.errors import DeviceMemoryError, ExecutorError, UnsupportedModelError
+from tierd.errors import (
+    DeviceLostError,
+    DeviceMemoryError,
+    DeviceTimeoutError,
+    ExecutorError,
+    UnsupportedModelError,
+)
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS, WEIGHT_FORMATS
 
-TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 300, 150)]
 QUANTISED = [entry.name for entry in WEIGHT_FORMATS.values() if entry.elements > 1]
-# Sizes that all formats and codecs can have.
-WIDE = {"n_embd": 256, "head_size": 64, "heads": 4, "kv_heads": 2, "ff": 512}
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def q4(folder: Path) -> Iterator[GGUFFile]:
     with GGUFFile.open(tiny.write_llama(folder / "q4.gguf", format="Q4_1", **WIDE)) as file:
         yield file
-
-
-def feed(
-    executor: ResidentExecutor, tokens: Sequence[int], *, region: int = 0, start: int = 0, step: int = 32
-) -> np.ndarray:
-    """Feed one sequence in chunks; return the logits of all its rows."""
-    rows = []
-    for at in range(0, len(tokens), step):
-        part = tokens[at : at + step]
-        rows.append(executor.run(Batch((Chunk(part, start + at, (region,), tuple(range(len(part)))),))))
-    return np.concatenate(rows)
 
 
 @pytest.mark.parametrize("name", tiny_variants.NAMES)
@@ -151,18 +143,6 @@ def test_mapped_memory_gives_the_same_bits(q4: GGUFFile, opened: Opener, opened_
     np.testing.assert_array_equal(feed(opened_mapped(q4), TOKENS[:40]), feed(opened(q4), TOKENS[:40]))
 
 
-def test_split_attention_gives_the_same_bits(folder: Path, opened: Opener) -> None:
-    path = tiny.write_llama(folder / "long.gguf", format="Q4_1", context=2048, **WIDE)
-    tokens = list(itertools.islice(itertools.cycle(TOKENS), 1100))
-    with GGUFFile.open(path) as file:
-        executor = opened(file, shape=Shape(regions=2, positions=2048, max_rows=256, selected=4))
-        feed(executor, tokens[:-1], step=256)
-        last = Chunk(tokens[-1:], 1099, (0,), (0,))
-        split = executor.run(Batch((last,)))[0]
-        others = Chunk(TOKENS[:60], 0, (1,))  # too many rows for a split
-        np.testing.assert_array_equal(executor.run(Batch((last, others)))[0], split)
-
-
 def test_greedy_tokens_feed_the_next_step_unseen(q4: GGUFFile, opened: Opener) -> None:
     executor = opened(q4)
     expected = list(TOKENS[:5])
@@ -234,6 +214,41 @@ def test_no_more_steps_than_it_is_deep(q4: GGUFFile, opened: Opener) -> None:
         executor.submit(batch)
     first, second = executor.collect().drawn(0), executor.collect().drawn(0)
     assert first == second is not None
+
+
+def test_a_device_that_does_not_answer_is_given_up(
+    q4: GGUFFile, pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is submitted to it any more, waited for or freed: the step may be at work still."""
+    with Device.open(allow_software=True) as device:
+        executor = Opener(ResidentBackend(device, pool, images=None))(q4)
+        batch = Batch((Chunk([1], 0, [3], (0,)),), (Draw(),))
+        executor.submit(batch)
+        executor.submit(batch)
+        device.vk.inject("vkWaitSemaphores", TIMEOUT)
+        with pytest.raises(DeviceTimeoutError, match="did not finish in time"):
+            executor.collect()
+        device.vk.inject("vkWaitSemaphores", None)
+        used = device.used
+        with pytest.raises(DeviceLostError, match="was given up"):
+            executor.collect()
+        with pytest.raises(DeviceLostError, match="was given up"):
+            executor.submit(batch)
+        executor.close()
+        device.close()
+        assert device.used == used > 0
+        monkeypatch.setattr(device, "_abandoned", "")  # it does answer: the test cleans up
+
+
+def test_scored_rows_do_not_wait_for_the_next_step(q4: GGUFFile, opened: Opener) -> None:
+    executor, device = opened(q4), opened.backend.device
+    executor.submit(Batch((Chunk(TOKENS[:4], 0, (0,), (3,)),), (Draw(scored=True),)))
+    executor.submit(Batch((Chunk((-1,), 4, (0,), (0,)),), (Draw(),)))
+    before = device.calls
+    result = executor.collect()
+    assert device.calls == before + 1  # its wait: the row was read back behind the step itself
+    assert result.drawn(0) == int(result.logits(0).argmax())
+    executor.collect()
 
 
 def test_f32_rows_are_declined(q4: GGUFFile, opened: Opener) -> None:

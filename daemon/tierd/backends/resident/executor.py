@@ -23,12 +23,13 @@ from tierd.backends.resident.split import Split
 from tierd.backends.resident.step_block import StepBlock, block_bytes, rows_of
 from tierd.backends.vkapi import Commands, Device, Role
 from tierd.core import Batch, Draw
-from tierd.errors import ExecutorError
+from tierd.errors import DeviceLostError, DeviceTimeoutError, ExecutorError
 from tierd.models.formats import KVCodec
 from tierd.models.plan import Plan
 
-# A step that takes longer than this is taken for one that never ends.
+# A step that takes longer than this never ends; on a software device it may take so many times as long.
 _STEP_TIMEOUT_S = 60.0
+_SOFTWARE_PATIENCE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,13 @@ class ResidentExecutor:
         self._drawable = 0
         self._copies: list[tuple[int, int, int]] = []
         self._copying: list[tuple[int, Commands]] = []
-        for seat in self._seats:
-            self._record_all(seat)
+        try:
+            for seat in self._seats:
+                self._record_all(seat)
+        except BaseException:
+            for seat in self._seats:
+                seat.close()
+            raise
 
     @property
     def calls(self) -> int:
@@ -185,7 +191,7 @@ class ResidentExecutor:
         """See `Executor.collect`."""
         flight = self._flights[0]
         try:
-            self._device.wait(flight.value, _STEP_TIMEOUT_S)
+            self._wait(flight.value)
             self._forget_copies(flight.value)
             if not flight.draws:
                 return ResidentResult((), self._all_rows(flight))
@@ -195,7 +201,9 @@ class ResidentExecutor:
                 for row, (token, draw) in enumerate(zip(drawn, flight.draws, strict=True))
                 if token is None or draw.scored
             ]
-            return ResidentResult(drawn, self._read(flight.seat, wanted))
+            missing = [row for row in wanted if not flight.draws[row].scored]
+            self._read(flight.seat, missing)
+            return ResidentResult(drawn, {row: flight.seat.arrived[row] for row in wanted})
         finally:
             self._flights.popleft()
 
@@ -220,10 +228,12 @@ class ResidentExecutor:
         self._copies.append((source, target, positions))
 
     def close(self) -> None:
-        """See `Executor.close`. Waits for what was submitted."""
-        if self._flights:
-            self._device.wait(self._flights[-1].value, _STEP_TIMEOUT_S)
-            self._flights.clear()
+        """See `Executor.close`. Waits for what was submitted; with a device that was given up all is left."""
+        if self._flights and not self._device.abandoned:
+            self._wait(self._flights[-1].value)
+        self._flights.clear()
+        if self._device.abandoned:
+            return
         for seat in self._seats:
             seat.close()
         self._seats.clear()
@@ -255,16 +265,28 @@ class ResidentExecutor:
         size = Size(smallest(batch.rows, self.max_rows), smallest(len(first), most))
         recording = self._record(seat, size, timed=True) if timed else seat.recordings[size]
         value = self._device.submit(recording.commands)
+        for row, draw in enumerate(batch.draws):
+            if draw.scored:  # read back ahead of the next step
+                value = self._device.submit(seat.reads[row])
         self._submitted += 1
         self._drawable = len(batch.draws)
         self._flights.append(_Flight(value, seat, selection, batch.draws))
         return size, recording
 
+    def _wait(self, value: int) -> None:
+        """Wait for a value. A device that does not signal it in time, or is lost, is given up."""
+        patience = _SOFTWARE_PATIENCE if self._device.facts.dear_loads else 1
+        try:
+            self._device.wait(value, _STEP_TIMEOUT_S * patience)
+        except (DeviceTimeoutError, DeviceLostError) as error:
+            self._device.abandon(error)
+            raise
+
     def _read(self, seat: Seat, rows: Sequence[int]) -> dict[int, Logits]:
         """Return rows of a seat's logits, read back; valid as long as the seat is."""
         values = [self._device.submit(seat.reads[row]) for row in rows]
         if values:
-            self._device.wait(values[-1], _STEP_TIMEOUT_S)
+            self._wait(values[-1])
         return {row: seat.arrived[row] for row in rows}
 
     def _all_rows(self, flight: _Flight) -> dict[int, Logits]:
@@ -278,7 +300,7 @@ class ResidentExecutor:
             if start:
                 seat.block.select(part)
                 value = self._device.submit(seat.recordings[Size(0, smallest(len(part), most))].commands)
-                self._device.wait(value, _STEP_TIMEOUT_S)
+                self._wait(value)
             for row, logits in self._read(seat, range(len(part))).items():
                 rows[start + row] = logits.copy() if len(selection) > most else logits
         return rows

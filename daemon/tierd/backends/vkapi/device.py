@@ -104,7 +104,21 @@ class Device:
         self._commands: set[Commands] = set()
         self._uploader = Uploader(memory, copies, self._steps, self._record)
         self._open = True
+        self._abandoned = ""
         self.vk.calls = 0
+
+    def abandon(self, error: DeviceError) -> None:
+        """Give the device up because of an error: nothing is submitted, waited for or freed any more.
+
+        What it holds may still be in use by work that never ends.
+        """
+        if not self._abandoned:
+            self._abandoned = str(error)
+
+    @property
+    def abandoned(self) -> str:
+        """Why the device was given up, "" if it was not."""
+        return self._abandoned
 
     @property
     def calls(self) -> int:
@@ -144,11 +158,18 @@ class Device:
         return self._record(self._steps, timestamps)
 
     def submit(self, commands: Commands) -> int:
-        """Queue commands, in one call, and return the value that they signal once done."""
+        """Queue commands, in one call, and return the value that they signal once done.
+
+        Raises DeviceLostError when the device was given up.
+        """
+        if self._abandoned:
+            raise DeviceLostError(f"{self.facts.name} was given up: {self._abandoned}")
         return self._steps.submit(commands)
 
     def wait(self, value: int, timeout_s: float) -> None:
         """Return once a value is signalled. Raises DeviceTimeoutError and DeviceLostError."""
+        if self._abandoned:
+            raise DeviceLostError(f"{self.facts.name} was given up: {self._abandoned}")
         self._steps.wait(value, timeout_s)
 
     def timestamps(self, commands: Commands) -> list[float]:
@@ -189,8 +210,8 @@ class Device:
         self._uploader.run(parts, fill, progress, chunk_bytes=chunk_bytes, chunks=chunks)
 
     def close(self) -> None:
-        """Wait for the device and free all that was made with it. Idempotent."""
-        if not self._open:
+        """Wait for the device and free all that was made with it. Idempotent. What was given up is left."""
+        if not self._open or self._abandoned:
             return
         self._open = False
         with contextlib.suppress(DeviceLostError):
