@@ -8,7 +8,7 @@ import pytest
 from tierd.backends.null import NullBackend
 from tierd.errors import ModelError, ModelFileError, SettingsError, UnsupportedModelError
 from tierd.settings import EngineSettings, KVSettings, LimitsSettings, ModelSettings, Settings
-from tierd.slot import Slot, open_slot
+from tierd.slot import Placed, Slot, open_slot
 from tierd.tier.host_site import HostSite
 from tiny import write_llama
 
@@ -105,3 +105,20 @@ def test_a_lack_of_memory_is_one_line(tiny: Path, monkeypatch: pytest.MonkeyPatc
     assert str(refused.value) == (
         f"tiny: there is not the memory to load {tiny}; serve fewer models or smaller ones"
     )
+
+
+def test_prompts_get_no_more_rows_than_steps_have_besides_those_of_streams(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ModelSettings(id="tiny", path=tiny, streams=3)
+    site, settings = HostSite(NullBackend()), Settings(engine=EngineSettings(chunk_rows=32), models=(model,))
+
+    def placed(*arguments: object) -> Placed:
+        there = HostSite.put(site, *arguments)  # type: ignore[arg-type]
+        monkeypatch.setattr(there.executor, "max_rows", 20)
+        return there
+
+    monkeypatch.setattr(site, "put", placed)
+    slot = open_slot(model, settings, site)
+    assert slot.chunk_rows == 20 - 3
+    slot.close()

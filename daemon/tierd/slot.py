@@ -160,7 +160,7 @@ def _build(model: ModelSettings, settings: Settings, site: Site) -> Slot:
         renderer=renderer,
         executor=placed.executor,
         context=placed.context,
-        chunk_rows=settings.engine.chunk_rows,
+        chunk_rows=min(settings.engine.chunk_rows, placed.executor.max_rows - model.streams),
         prefix_cache=settings.kv.prefix_cache,
         outcome=placed.outcome,
         device=placed.device,

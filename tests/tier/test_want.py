@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tierd.settings import EngineSettings, GPUSettings, ModelSettings, Settings
 from tierd.tier.want import Want
 
@@ -18,3 +20,9 @@ def test_a_want_is_what_the_settings_say() -> None:
     want = Want.of(MODEL, settings)
     assert want
     assert want == Want(mode="auto", require="resident", regions=3, ctx_max=100, kv_dtype="q8_0", max_rows=35)
+
+
+@pytest.mark.parametrize(("chunk_rows", "max_rows"), [(65531, 65534), (65532, 65535), (65536, 65535)])
+def test_a_step_has_no_more_rows_than_a_grid_can_have_groups(chunk_rows: int, max_rows: int) -> None:
+    settings = Settings(engine=EngineSettings(chunk_rows=chunk_rows))
+    assert Want.of(MODEL, settings).max_rows == max_rows

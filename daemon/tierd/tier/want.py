@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from tierd.settings import ModelSettings, Settings
 
+# Rows that all devices can have a group each for: Vulkan's least limit of groups along an axis.
+_MOST_ROWS = 65535
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
@@ -33,7 +36,7 @@ class Want:
             regions=model.streams,
             ctx_max=model.context,
             kv_dtype=model.kv_dtype,
-            max_rows=settings.engine.chunk_rows + model.streams,
+            max_rows=min(settings.engine.chunk_rows + model.streams, _MOST_ROWS),
         )
 
     def __bool__(self) -> bool:
