@@ -1,9 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tierd.backends.host import ThreadPool
@@ -11,10 +13,38 @@ from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.resident.memory import Shape
 from tierd.backends.vkapi import Device
+from tierd.core import Batch, Chunk
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
 
 SMALL = Shape(regions=8, positions=256, max_rows=32, selected=4)
+TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 300, 150)]
+# Sizes that all formats and codecs can have.
+WIDE = {"n_embd": 256, "head_size": 64, "heads": 4, "kv_heads": 2, "ff": 512}
+
+
+def feed(
+    executor: ResidentExecutor, tokens: Sequence[int], *, region: int = 0, start: int = 0, step: int = 32
+) -> np.ndarray:
+    """Feed one sequence in chunks; return the logits of all its rows."""
+    rows = []
+    for at in range(0, len(tokens), step):
+        part = tokens[at : at + step]
+        rows.append(executor.run(Batch((Chunk(part, start + at, (region,), tuple(range(len(part)))),))))
+    return np.concatenate(rows)
+
+
+@contextmanager
+def taken_for_gpu(device: Device, *, dot: bool) -> Iterator[None]:
+    """Let what is compiled meanwhile be what a GPU would run. dot: one that multiplies bytes fast."""
+    facts = device.facts
+    fast = {"shaderIntegerDotProduct", "integerDotProduct4x8BitPackedSignedAccelerated"}
+    features = facts.features | fast if dot else facts.features - fast
+    device.facts = replace(facts, type="discrete", features=features)
+    try:
+        yield
+    finally:
+        device.facts = facts
 
 
 @pytest.fixture(scope="session")
