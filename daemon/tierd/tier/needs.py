@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tierd.backends.resident.draws import draw_bytes
 from tierd.backends.resident.image_layout import ALIGNMENT
-from tierd.backends.resident.memory import SEATS, Demand, Shape
+from tierd.backends.resident.memory import SEATS, Demand, Shape, logits_bytes
 from tierd.backends.resident.regions import plane_bytes, region_bytes
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
@@ -35,7 +35,13 @@ def need_of(want: Want, plan: Plan, demand: Demand) -> Need:
 
     def largest_at(positions: int) -> int:
         planes = [plane_bytes(store, codec, want.regions, positions) for store in demand.stores]
-        return max(matrix, *(2 * (plane.quants + plane.scales) for plane in planes))
+        return max(
+            matrix,
+            *(2 * (plane.quants + plane.scales) for plane in planes),
+            demand.activations(shape_of(want, positions)).size,
+            demand.split(positions).partials,
+            logits_bytes(plan.vocabulary, want.regions),
+        )
 
     return Need(
         trained=plan.context,

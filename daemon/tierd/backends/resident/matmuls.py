@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tierd.backends.vkapi.facts import DeviceFacts
+from tierd.errors import UnsupportedModelError
 
 # Rows up to which a matrix is read once for all of them.
 FEW_ROWS = (1, 2, 4, 8)
@@ -28,6 +29,13 @@ class Form:
     constants: tuple[tuple[str, int], ...]
     outputs: int
     rows: int
+
+
+def check_outputs(facts: DeviceFacts, outputs: int) -> None:
+    """Raise UnsupportedModelError for a matrix of more rows than a grid of any form has groups for."""
+    most = facts.limits.groups[0] * _LANES
+    if outputs > most:
+        raise UnsupportedModelError(f"a matrix has {outputs} rows, and {facts.name} takes {most} at a time")
 
 
 def form_of(facts: DeviceFacts, layout: str, *, terms: int, blocks: int, rows: int) -> Form:

@@ -15,6 +15,7 @@ from tierd.backends.resident import ops
 from tierd.backends.resident.image import Image
 from tierd.backends.resident.image_layout import ALIGNMENT, ImageLayout, Span, Vector
 from tierd.backends.resident.lowering import Lowering
+from tierd.backends.resident.matmuls import check_outputs
 from tierd.backends.resident.ops import Matrix
 from tierd.backends.resident.places import (
     BLOCK,
@@ -62,11 +63,15 @@ class Demand:
     """
 
     def __init__(self, plan: Plan, file: GGUFFile, lowering: Lowering, facts: DeviceFacts) -> None:
+        """Raises UnsupportedModelError for a matrix that the device's grids are too small for."""
         every = [*lowering.body, *lowering.tail]
         self.matrices = tuple(op.matrix for op in every if isinstance(op, ops.Lookup | ops.Product))
         self.vectors = tuple(_vectors(every))
         self.ropes = tuple({op.rope: 0 for op in every if isinstance(op, ops.Heads) and op.rope is not None})
         self.layout = ImageLayout.of(file.tensors, self.matrices, self.vectors)
+        for op in every:
+            if isinstance(op, ops.Product):
+                check_outputs(facts, self.layout.matrices[op.matrix].rows)
         self.stores: tuple[RowStore, ...] = tuple(lowering.stores.values())
         self._attends = [op for op in every if isinstance(op, ops.Attend)]
         self.lowering = lowering
