@@ -131,7 +131,7 @@ def _product(touch: Touch) -> None:
 
 def _heads(touch: Touch) -> None:
     size, heads, kv_heads = (touch.constants[name] for name in ("HEAD_SIZE", "HEADS", "KV_HEADS"))
-    touch.marks("q_norm", "k_norm", "rope", "q_signs", "k_signs", "step")
+    touch.marks("q_norm", "k_norm", "rope", "step")
     q = touch.floats("q", heads * size)
     touch.read |= q | touch.floats("k", kv_heads * size) | touch.floats("v", kv_heads * size)
     touch.written |= q | touch.keys_and_values(kv_heads)
