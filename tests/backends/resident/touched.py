@@ -16,7 +16,7 @@ UNIT = 16
 FLOAT = 4
 BLOCK = 32
 BLOCK_SCALES = 8
-Spans = tuple[set[int], set[int]]
+Things = list[set[int]]
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Touch:
         rows = dispatch.grid[1]
         assert isinstance(rows, grid.Per)
         self.rows = live.rows if rows.live is grid.Live.ROWS else live.selected
-        self.read: set[int] = set()
-        self.written: set[int] = set()
+        self.read: Things = []
+        self.written: Things = []
 
     def marks(self, *fields: str) -> None:
         """Read what these point to, the first unit of it; 0 points to nothing."""
-        self.read.update(self.push[field] // UNIT for field in fields if self.push[field])
+        self.read.append({self.push[field] // UNIT for field in fields if self.push[field]})
 
     def span(self, field: str, size: int) -> set[int]:
         """Return the units of so many bytes."""
@@ -85,8 +85,8 @@ class Touch:
         return self.span("partials", UNIT) | self.span("counters", UNIT)
 
 
-def of(dispatch: Dispatch, live: Live) -> Spans:
-    """Return the units that a dispatch reads and those that it writes."""
+def of(dispatch: Dispatch, live: Live) -> tuple[Things, Things]:
+    """Return what a dispatch reads and what it writes, thing by thing, each as its units."""
     touch = Touch(dispatch, live)
     _KERNELS[dispatch.shader.kernel](touch)
     return touch.read, touch.written
@@ -99,83 +99,83 @@ def scratch_of(attention: Dispatch, live: Live) -> set[int]:
 
 def _embed(touch: Touch) -> None:
     touch.marks("quants", "high", "scales", "step")
-    touch.read |= touch.span("sampled", touch.live.selected * FLOAT)
-    touch.written |= touch.floats("out", touch.push["blocks"] * BLOCK)
+    touch.read += [touch.span("sampled", touch.live.selected * FLOAT)]
+    touch.written += [touch.floats("out", touch.push["blocks"] * BLOCK)]
 
 
 def _norm(touch: Touch) -> None:
     width, flags = touch.push["width"], touch.constants
     touch.marks("post_weight", "weight")
-    touch.read |= touch.floats("src", width)
+    touch.read += [touch.floats("src", width)]
     if flags["ADD"]:
-        touch.read |= touch.floats("residual", width)
+        touch.read += [touch.floats("residual", width)]
     if flags["ADD"] or flags["POST"]:
-        touch.written |= touch.floats("sum_out", width, stride="sum_stride")
+        touch.written += [touch.floats("sum_out", width, stride="sum_stride")]
     if flags["OUT_FLOAT"]:
-        touch.written |= touch.floats("out", width)
+        touch.written += [touch.floats("out", width)]
     if flags["TERMS"]:
-        touch.written |= touch.quantised("quants", "scales", width)
+        touch.written += [touch.quantised("quants", "scales", width)]
 
 
 def _product(touch: Touch) -> None:
     width, outputs = touch.push["blocks"] * BLOCK, touch.push["outputs"]
     touch.marks("quants", "high", "scales", "bias")
     if touch.push["x_scales"]:
-        touch.read |= touch.quantised("x_quants", "x_scales", width)
+        touch.read += [touch.quantised("x_quants", "x_scales", width)]
     else:
-        touch.read |= touch.floats("x_quants", width, stride="x_stride")
+        touch.read += [touch.floats("x_quants", width, stride="x_stride")]
     if touch.push["residual"]:
-        touch.read |= touch.floats("residual", outputs)
-    touch.written |= touch.floats("out", outputs)
+        touch.read += [touch.floats("residual", outputs)]
+    touch.written += [touch.floats("out", outputs)]
 
 
 def _heads(touch: Touch) -> None:
     size, heads, kv_heads = (touch.constants[name] for name in ("HEAD_SIZE", "HEADS", "KV_HEADS"))
     touch.marks("q_norm", "k_norm", "rope", "step")
     q = touch.floats("q", heads * size)
-    touch.read |= q | touch.floats("k", kv_heads * size) | touch.floats("v", kv_heads * size)
-    touch.written |= q | touch.keys_and_values(kv_heads)
+    touch.read += [q, touch.floats("k", kv_heads * size), touch.floats("v", kv_heads * size)]
+    touch.written += [q, touch.keys_and_values(kv_heads)]
 
 
 def _attention(touch: Touch) -> None:
     assert isinstance(touch.groups, int)
     width = touch.groups * touch.constants["QUERIES"] * touch.constants["HEAD_SIZE"]
     touch.marks("step")
-    touch.read |= touch.floats("q", width) | touch.keys_and_values(touch.push["kv_heads"])
+    touch.read += [touch.floats("q", width), touch.keys_and_values(touch.push["kv_heads"])]
     if touch.constants["OUT_QUANTISED"]:
-        touch.written |= touch.quantised("out", "out_scales", width)
+        touch.written += [touch.quantised("out", "out_scales", width)]
     else:
-        touch.written |= touch.floats("out", width)
-    # It reads of it only what it has written, and leaves the counters as they were.
-    touch.written |= touch.scratch()
+        touch.written += [touch.floats("out", width)]
+    # Of that it reads only what it has written. It has no name of its own: that of its output stands for it.
+    touch.written[-1] |= touch.scratch()
 
 
 def _gate(touch: Touch) -> None:
     width = touch.push["width"]
-    touch.read |= touch.floats("gate", width) | touch.floats("up", width)
+    touch.read += [touch.floats("gate", width), touch.floats("up", width)]
     if touch.constants["OUT_FLOAT"]:
-        touch.written |= touch.floats("out", width)
+        touch.written += [touch.floats("out", width)]
     if touch.constants["OUT_QUANTISED"]:
-        touch.written |= touch.quantised("quants", "scales", width)
+        touch.written += [touch.quantised("quants", "scales", width)]
 
 
 def _quantise(touch: Touch) -> None:
     width = touch.push["width"]
-    touch.read |= touch.floats("x", width)
-    touch.written |= touch.quantised("quants", "scales", width)
+    touch.read += [touch.floats("x", width)]
+    touch.written += [touch.quantised("quants", "scales", width)]
 
 
 def _add(touch: Touch) -> None:
     width = touch.push["width"]
-    touch.read |= touch.floats("a", width) | touch.floats("b", width)
-    touch.written |= touch.floats("out", width)
+    touch.read += [touch.floats("a", width), touch.floats("b", width)]
+    touch.written += [touch.floats("out", width)]
 
 
 def _select(touch: Touch) -> None:
     width = touch.push["width"]
     touch.marks("selection")
-    touch.read |= touch.floats("src", width, rows=touch.live.rows)
-    touch.written |= touch.floats("out", width)
+    touch.read += [touch.floats("src", width, rows=touch.live.rows)]
+    touch.written += [touch.floats("out", width)]
 
 
 def _parts(touch: Touch) -> set[int]:
@@ -186,15 +186,15 @@ def _parts(touch: Touch) -> set[int]:
 
 def _candidates(touch: Touch) -> None:
     touch.marks("draws", "changes")
-    touch.read |= touch.floats("logits", touch.push["vocabulary"], stride="stride")
-    touch.written |= _parts(touch)
+    touch.read += [touch.floats("logits", touch.push["vocabulary"], stride="stride")]
+    touch.written += [_parts(touch)]
 
 
 def _draw(touch: Touch) -> None:
     touch.marks("draws", "changes")
-    touch.read |= touch.floats("logits", touch.push["vocabulary"], stride="stride") | _parts(touch)
-    touch.written |= touch.span("picked", touch.rows * (16 + 64 * 8))
-    touch.written |= touch.span("sampled", touch.rows * FLOAT)
+    touch.read += [touch.floats("logits", touch.push["vocabulary"], stride="stride"), _parts(touch)]
+    touch.written += [touch.span("picked", touch.rows * (16 + 64 * 8))]
+    touch.written += [touch.span("sampled", touch.rows * FLOAT)]
 
 
 _KERNELS: dict[str, Callable[[Touch], None]] = {
