@@ -6,6 +6,7 @@
 //   CODEC_SCALED             where each block of 32 values has a scale, a half
 //   key_quad(unit, i)        quad i of a unit, without the scale
 //   value_quad(plane, first, quad)  a quad of the row that begins with unit `first`, without the scale
+//   prepare(feedback, start) where CODEC_PREPARES is defined: called once for a head before the two below
 //   block_scale(first)       the half that a block gets, of the 8 quads of `heads` from `first` on
 //   encode_unit(first, half) the unit of the CODEC_VALUES / 4 quads of `heads` from `first` on
 

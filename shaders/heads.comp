@@ -9,8 +9,8 @@
 //
 // HEAD_SIZE: at most 1024, what the codec can keep. LANES: a power of two.
 // ROPE_PAIRS: 0 without rope, else at most HEAD_SIZE / 2; neighbours make a pair where ROPE_INTERLEAVED is set.
-// q_norm, k_norm: weights of one head, or absent. q_signs, k_signs: by K/V head, what queries and keys are multiplied
-// by before they are rotated; absent for the codec's own signs.
+// q_norm, k_norm: weights of one head, or absent. shape: by K/V head, what keys are multiplied by before they are
+// rotated, what queries are, and HEAD_SIZE rows of feedback (codec_tq4.glsl), each HEAD_SIZE floats; or absent.
 
 layout(constant_id = 0) const uint HEAD_SIZE = 64;
 layout(constant_id = 1) const uint LANES = 32;
@@ -23,6 +23,7 @@ layout(local_size_x_id = 1) in;
 shared vec4 heads[HEAD_SIZE / 4];
 shared float squares[LANES];
 
+#define CODEC_ENCODES
 #include "codec.glsl"
 #include "rope.glsl"
 
@@ -33,8 +34,7 @@ layout(push_constant) uniform Push {
     FloatQuads q_norm;
     FloatQuads k_norm;
     FloatPairs rope;
-    FloatQuads q_signs;
-    FloatQuads k_signs;
+    FloatQuads shape;
     MutableUnits k_quants;
     MutableHalves k_scales;
     MutableUnits v_quants;
@@ -89,10 +89,11 @@ void rope(uint position) {
 }
 
 #ifdef CODEC_ROTATED
-void rotate(FloatQuads signs, uint start) {
-    bool own = is_absent(signs);
+void rotate(FloatQuads scales, uint start) {
+    bool own = is_absent(scales);
     for (uint i = gl_LocalInvocationID.x; i < HEAD_QUADS; i += LANES) {
-        heads[i] *= own ? signs_of(i) : signs.value[start + i];
+        vec4 x = heads[i] * signs_of(i);
+        heads[i] = own ? x : x * scales.value[start + i];
     }
     hadamard(HEAD_QUADS);
 }
@@ -154,10 +155,16 @@ void main() {
         rope(position);
     }
 #ifdef CODEC_ROTATED
-    FloatQuads signs = is_query ? push.q_signs : is_value ? FloatQuads(uvec2(0)) : push.k_signs;
-    rotate(signs, kv_head * HEAD_QUADS);
+    FloatQuads shape = is_value ? FloatQuads(uvec2(0)) : push.shape;
+    uint shape_start = kv_head * (HEAD_SIZE + 2) * HEAD_QUADS;
+    rotate(shape, shape_start + (is_query ? HEAD_QUADS : 0));
 #else
     barrier();
+#endif
+#ifdef CODEC_PREPARES
+    if (!is_query) {
+        prepare(shape, shape_start + 2 * HEAD_QUADS);
+    }
 #endif
     if (is_query) {
         for (uint i = lane; i < HEAD_QUADS; i += LANES) {

@@ -12,6 +12,8 @@ import pytest
 from device_rows import GPU_CODECS, Regions, codec_signs, rope_table, rotated, step_block
 from gpu import Gpu, Placed
 from hostkernels.calls import Bytes, Floats, encode
+from tierd.backends.resident.shapes import shape_table
+from tierd.backends.shaping import Shape
 from tierd.models.formats import KV_CODECS, KVCodec
 
 EPS = 1e-6
@@ -69,7 +71,7 @@ def _run(
         padded[:, :width] = heads.reshape(len(rows), width)
         placed[name] = gpu.place(padded)
         push |= {name: placed[name].address, f"{name}_stride": width + 32}
-    for name in ("q_norm", "k_norm", "q_signs", "k_signs"):
+    for name in ("q_norm", "k_norm", "shape"):
         push[name] = gpu.place(weights[name]).address if weights and name in weights else 0
     table = rope_table(model.frequencies, CONTEXT, model.magnitude)
     gpu.run(
@@ -209,26 +211,29 @@ def test_norms_turns_and_rotates(gpu: Gpu, model: Model) -> None:
         np.testing.assert_allclose(stored, expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["q8_0", "tq4"])
-def test_multiplies_by_a_models_own_signs_before_rotating(gpu: Gpu, name: str) -> None:
-    model = Model(KV_CODECS[name])
+@pytest.mark.parametrize("lanes", [8, 32])
+def test_shapes_keys_as_the_host_does(gpu: Gpu, lanes: int) -> None:
+    model = Model(KV_CODECS["tq4"])
     inputs = _inputs(model, len(ROWS))
     random = np.random.default_rng(2)
-    shape = (model.kv_heads, model.head_size)
-    signs = (random.choice([-1.0, 1.0], shape) * random.uniform(0.5, 2.0, shape)).astype(np.float32)
-    weights = {"q_signs": (1 / signs).astype(np.float32), "k_signs": signs}
+    size = model.head_size
+    shape = Shape(
+        random.uniform(0.5, 2.0, (model.kv_heads, size)).astype(np.float32),
+        (random.standard_normal((model.kv_heads, size * (size - 1) // 2)) * 0.1).astype(np.float32),
+    )
     regions = _regions(gpu, model)
-    q = _run(gpu, model, inputs, ROWS, regions, weights)
-    of_query = np.repeat(weights["q_signs"], model.heads // model.kv_heads, axis=0)
-    reference = rotated(model.codec, inputs["q"].astype(np.float64), of_query.astype(np.float64))
+    q = _run(gpu, model, inputs, ROWS, regions, {"shape": shape_table(shape)}, lanes)
+    of_query = np.repeat(1 / shape.key_scale, model.heads // model.kv_heads, axis=0)
+    reference = rotated(model.codec, inputs["q"].astype(np.float64), of_query * codec_signs(size))
     np.testing.assert_allclose(q, reference, atol=1e-5 * np.abs(reference).max())
     for row, (position, region) in enumerate(ROWS):
         for head in range(model.kv_heads):
-            # The host multiplies by its own signs, which this takes off again.
-            alike = inputs["k"][row, head] * signs[head] * codec_signs(model.head_size).astype(np.float32)
-            _check_stored(
-                model.codec, [regions.row("k", region, head, position)], [encode(model.codec, alike)]
-            )
+            scale, feedback = shape.key_scale[head], shape.key_feedback[head]
+            for which, expected in (
+                ("k", encode(model.codec, inputs["k"][row, head], scale=scale, feedback=feedback)),
+                ("v", encode(model.codec, inputs["v"][row, head])),
+            ):
+                np.testing.assert_array_equal(regions.row(which, region, head, position), expected)
 
 
 @pytest.mark.parametrize("codec", [KV_CODECS[name] for name in GPU_CODECS], ids=lambda codec: codec.name)

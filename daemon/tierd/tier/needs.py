@@ -6,6 +6,7 @@ from tierd.backends.resident.draws import draw_bytes
 from tierd.backends.resident.image_layout import ALIGNMENT
 from tierd.backends.resident.memory import SEATS, Demand, Shape, logits_bytes
 from tierd.backends.resident.regions import plane_bytes, region_bytes
+from tierd.backends.resident.shapes import shape_bytes
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
 from tierd.tier.budget import Need
@@ -26,8 +27,9 @@ def need_of(want: Want, plan: Plan, demand: Demand) -> Need:
     extents = ([span for span in matrix.planes if span.size] for matrix in demand.layout.matrices.values())
     matrix = max(max(s.offset + s.size for s in spans) - min(s.offset for s in spans) for spans in extents)
 
-    buffers = len(demand.layout.matrices) + len(demand.ropes) + len(demand.stores) + _OTHER_BUFFERS
+    buffers = len(demand.layout.matrices) + len(demand.ropes) + 2 * len(demand.stores) + _OTHER_BUFFERS
     besides = SEATS * draw_bytes(plan.vocabulary, want.regions) + buffers * ALIGNMENT
+    besides += shape_bytes(demand.stores, codec)
 
     def bytes_at(positions: int) -> int:
         rows = want.regions * region_bytes(demand.stores, codec, positions)

@@ -11,6 +11,7 @@ from tierd.backends.resident.image import open_image
 from tierd.backends.resident.lowering import Lowering
 from tierd.backends.resident.memory import Demand, ModelMemory, Shape
 from tierd.backends.resident.program import Pipelines
+from tierd.backends.resident.shapes import shape_tables
 from tierd.backends.vkapi import Device
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
@@ -63,7 +64,8 @@ class ResidentBackend:
             progress=packing,
         )
         try:
-            memory = ModelMemory(self.device, demand, image, codec, shape, uploading)
+            shapes = shape_tables(plan, file, codec)
+            memory = ModelMemory(self.device, demand, image, codec, shape, shapes=shapes, uploading=uploading)
         finally:
             image.close()
         try:

@@ -5,7 +5,7 @@ Weights come in a buffer per matrix, K and V in one per layer, what steps comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,15 +138,17 @@ class ModelMemory:
         image: Image,
         codec: KVCodec,
         shape: Shape,
+        *,
+        shapes: Mapping[int, npt.NDArray[np.float32]],
         uploading: Progress | None = None,
     ) -> None:
-        """Allocate and upload. Raises DeviceError, having given all back."""
+        """Allocate and upload. Raises DeviceError, having given all back. shapes: of keys, by layer."""
         self._device = device
         self._uploading = uploading
         self._buffers: list[Buffer] = []
         self.rows: dict[int, Buffer] = {}
         try:
-            self.places = self._build(demand, image, codec, shape)
+            self.places = self._build(demand, image, codec, shape, shapes)
         except BaseException:
             self.close()
             raise
@@ -174,7 +176,14 @@ class ModelMemory:
         self._device.upload([Part(buffer, 0, len(data))], fill)
         return buffer
 
-    def _build(self, demand: Demand, image: Image, codec: KVCodec, shape: Shape) -> Places:
+    def _build(
+        self,
+        demand: Demand,
+        image: Image,
+        codec: KVCodec,
+        shape: Shape,
+        shapes: Mapping[int, npt.NDArray[np.float32]],
+    ) -> Places:
         activations = demand.activations(shape)
         base = self.buffer(activations.size, Role.DEVICE).address
         return Places(
@@ -190,6 +199,7 @@ class ModelMemory:
             vectors=self._vectors(image),
             ropes={rope: self.upload(rope_table(rope, shape.positions)).address for rope in demand.ropes},
             rows={store.layer: self._rows(store, codec, shape) for store in demand.stores},
+            shapes={layer: self.upload(table).address for layer, table in shapes.items()},
             scratch=self._scratch(demand.split(shape.positions)),
             max_rows=shape.max_rows,
             selected=shape.selected,

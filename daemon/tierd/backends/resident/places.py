@@ -97,6 +97,7 @@ class Places:
     vectors: Mapping[Vector, int]
     ropes: Mapping[RopeSpec, int]
     rows: Mapping[int, RowPlanes]
+    shapes: Mapping[int, int]
     scratch: Scratch
     max_rows: int
     selected: int
