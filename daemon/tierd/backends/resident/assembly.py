@@ -15,6 +15,8 @@ from tierd.backends.vkapi import DeviceFacts
 from tierd.models.formats import KVCodec
 from tierd.models.plan import Activation
 
+# Name of what attention leaves in memory between its groups.
+_SCRATCH = "attention's scratch"
 # Lanes that share a head at most.
 _HEAD_LANES = 32
 # Values of a row that one group of an elementwise kernel takes.
@@ -255,7 +257,7 @@ class Assembler:
             push,
             (groups_of(op), Per(self._live.live, query_rows), Per(Live.SPLITS)),
             [op.q, Stored(store.layer)],
-            [self._form(op.out, op.quantised)],
+            [self._form(op.out, op.quantised), _SCRATCH],
         )
 
     def _gated(self, op: ops.Gated) -> Dispatch:
