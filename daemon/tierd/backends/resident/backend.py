@@ -25,7 +25,7 @@ class ResidentBackend:
     name = "gpu"
 
     def __init__(self, device: Device, pool: ThreadPool, *, images: Path | None) -> None:
-        """pool: threads that pack and copy weights. images: where these are kept packed; None for nowhere."""
+        """pool: threads that pack and copy weights. images: where these are kept packed, if anywhere."""
         self.device = device
         self._pool = pool
         self._images = images

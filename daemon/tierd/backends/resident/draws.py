@@ -70,6 +70,7 @@ class Draws:
             "masses": memory.buffer(rows * parts * _MASS_BYTES, Role.DEVICE).address,
         }
         self._picked_address = picked.address
+        self._left_out: set[int] = set()  # rows whose changes had no room
         self.sampled = memory.buffer(rows * 4, Role.DEVICE).address
 
     @staticmethod
@@ -96,9 +97,11 @@ class Draws:
     def write(self, draws: Sequence[Draw]) -> None:
         """Ask for the draws of a step."""
         first = 0
+        self._left_out.clear()
         for row, draw in enumerate(draws):
             count = len(draw.adjustments)
             if first + count > _MOST_CHANGES:
+                self._left_out.add(row)
                 count = 0
             self._asked[row] = (
                 _inverse(draw.temperature),
@@ -116,19 +119,14 @@ class Draws:
                 self._changes[first : first + count] = sorted(draw.adjustments)
             first += count
 
-    def drawn(self, draws: Sequence[Draw]) -> list[int | None]:
-        """Return the tokens of a step that is done; None where only the whole row can tell."""
-        picked = self._picked[: len(draws)]
-        ids: list[int] = picked["id"].tolist()
-        flags: list[int] = picked["flags"].tolist()
-        first = 0
-        tokens: list[int | None] = []
-        for draw, id, flag in zip(draws, ids, flags, strict=True):
-            count = len(draw.adjustments)
-            fits = first + count <= _MOST_CHANGES
-            first += count if fits else 0
-            tokens.append(id if fits and not flag & _TAIL else None)
-        return tokens
+    def drawn(self, rows: int) -> list[int | None]:
+        """Return the tokens of a step that is done, by row; None where only the whole row can tell."""
+        ids: list[int] = self._picked["id"][:rows].tolist()
+        flags: list[int] = self._picked["flags"][:rows].tolist()
+        return [
+            None if flag & _TAIL or row in self._left_out else id
+            for row, (id, flag) in enumerate(zip(ids, flags, strict=True))
+        ]
 
 
 def _inverse(temperature: float) -> float:

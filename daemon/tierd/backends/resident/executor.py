@@ -195,7 +195,7 @@ class ResidentExecutor:
             self._forget_copies(flight.value)
             if not flight.draws:
                 return ResidentResult((), self._all_rows(flight))
-            drawn = flight.seat.draws.drawn(flight.draws)
+            drawn = flight.seat.draws.drawn(len(flight.draws))
             wanted = [
                 row
                 for row, (token, draw) in enumerate(zip(drawn, flight.draws, strict=True))

@@ -34,7 +34,7 @@ class Pipelines:
     """All pipelines of a device. A layout is one range of push constants. Any thread may ask."""
 
     def __init__(self, vk: Vk, facts: DeviceFacts, directory: Path | None) -> None:
-        """directory: where the cache is kept between runs; None for nowhere."""
+        """directory: where the cache is kept between runs, if anywhere."""
         self._vk = vk
         self._facts = facts
         self._lock = threading.Lock()
