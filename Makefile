@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-long test-lowest bench bench-device bench-table profile sanitize check clean
+.PHONY: help serve models test test-long test-lowest bench bench-device bench-overhead bench-table profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
@@ -62,6 +62,9 @@ bench-device: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) ## tierd against llama.c
 	else \
 		echo 'not run: $(CYLLAMA_VULKAN) is meant for Python $(DEVICE_RIVAL_PYTHON)'; \
 	fi
+
+bench-overhead: $(VENV)/.dev ## CPU time of Python and HTTP for each token, with 8 clients and a device that computes nothing
+	$(BIN)/python tests/bench/overhead.py
 
 bench-table: ## put the newest results of make bench into the README
 	$(PYTHON) tests/bench/tables.py
