@@ -1,4 +1,4 @@
-"""What Python and HTTP cost: CPU time of the serving process for each token, with a device that computes nothing.
+"""What Python and HTTP cost: CPU time of the server for each token, with a device that computes nothing.
 
 Usage: python tests/bench/overhead.py [--clients N] [--tokens N] [--rounds N]
 
