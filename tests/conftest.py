@@ -20,6 +20,12 @@ def _directories(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ.pop("RUNTIME_DIRECTORY", None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _hidden_memory() -> None:
+    """Let no device's memory be seen by the host, in processes that tests start too: all goes by staging."""
+    os.environ["TIERD_HIDE_HOST_VISIBLE"] = "1"
+
+
 def _model(name: str) -> Path:
     path = Path(os.environ.get("TIERD_TEST_MODELS", REPOSITORY / ".models")) / name
     if not path.is_file():

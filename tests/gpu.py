@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,20 +10,53 @@ import numpy as np
 import numpy.typing as npt
 
 from tierd.backends.resident import manifest
-from tierd.backends.vkapi import Buffer, Device, Pipeline, Role
+from tierd.backends.vkapi import Buffer, Device, Pipeline, Recorder, Role
 
 TIMEOUT_S = 60.0
 
 
-class Placed:
-    """An array that host and device share. address: for shaders. values: the array itself, a view."""
+def host_sees(device: Device) -> bool:
+    """Whether the host sees the device's own memory. In tests it does not, unless one asks for it."""
+    buffer = device.buffer(1, Role.DEVICE)
+    try:
+        return buffer.view is not None
+    finally:
+        buffer.close()
 
-    def __init__(self, buffer: Buffer, like: npt.NDArray[Any]) -> None:
-        assert buffer.view is not None
-        self.buffer = buffer
-        self.address = buffer.address
-        self.values = np.frombuffer(buffer.view, like.dtype)[: like.size].reshape(like.shape)
-        self.values[...] = like
+
+class Placed:
+    """An array and its copy in the device's own memory, which the host does not see.
+
+    address: of the copy, for shaders. values: the array, for tests to read and write between runs.
+    """
+
+    def __init__(self, device: Device, array: npt.NDArray[Any]) -> None:
+        self.values = array.copy(order="C")
+        self._bytes = self.values.reshape(-1).view(np.uint8)
+        self._buffer = device.buffer(array.nbytes, Role.DEVICE)
+        self._stage = device.buffer(array.nbytes, Role.READBACK)
+        assert self._stage.view is not None
+        self._staged = np.frombuffer(self._stage.view, np.uint8)
+        self.address = self._buffer.address
+        weakref.finalize(self, _close, self._buffer, self._stage)
+
+    def send(self, recorder: Recorder) -> None:
+        """Record that the array goes to the device."""
+        self._staged[:] = self._bytes
+        recorder.copy(self._stage, self._buffer)
+
+    def bring(self, recorder: Recorder) -> None:
+        """Record that what the device made of it comes back, for `keep`."""
+        recorder.copy(self._buffer, self._stage)
+
+    def keep(self) -> None:
+        """Take what came back."""
+        self._bytes[:] = self._staged
+
+
+def _close(*buffers: Buffer) -> None:
+    for buffer in buffers:
+        buffer.close()
 
 
 class Gpu:
@@ -30,11 +64,17 @@ class Gpu:
 
     def __init__(self) -> None:
         self.device = Device.open(allow_software=True, validate=True)
+        assert not host_sees(self.device)
         self._pipelines: dict[tuple[Any, ...], Pipeline] = {}
+        self._placed: weakref.WeakSet[Placed] = weakref.WeakSet()
+        self._new: list[Placed] = []
 
     def place(self, array: npt.NDArray[Any]) -> Placed:
-        """Put a copy of an array where the device can read and write it."""
-        return Placed(self.device.buffer(array.nbytes, Role.READBACK), array)
+        """Put a copy of an array where the device has it for the next run, and for as long as it is held."""
+        placed = Placed(self.device, array)
+        self._placed.add(placed)
+        self._new.append(placed)
+        return placed
 
     def run(
         self,
@@ -51,13 +91,23 @@ class Gpu:
             values = {kernel.constants[name]: value for name, value in (constants or {}).items()}
             spirv = manifest.spirv(kernel, variant)
             self._pipelines[key] = self.device.pipeline(spirv, kernel.push_bytes, values)
+        placed = list(self._placed)
         recorder = self.device.recorder()
+        for each in placed:
+            each.send(recorder)
+        recorder.barrier()
         recorder.bind(self._pipelines[key])
         recorder.push(manifest.pack(kernel, **push))
         recorder.dispatch(*grid)
+        recorder.barrier()
+        for each in placed:
+            each.bring(recorder)
         commands = recorder.finish()
         self.device.wait(self.device.submit(commands), TIMEOUT_S)
         commands.close()
+        for each in placed:
+            each.keep()
+        self._new.clear()
 
     def close(self) -> None:
         """Close the device."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu import host_sees
 from reference import oracle
 from test_oracle import BOUNDS
 from tierd.backends.host import ThreadPool
@@ -36,6 +37,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ResidentBacken
     pool = ThreadPool(0)
     cache = tmp_path_factory.mktemp("pipelines")
     device = Device.open(allow_software=True, validate=True, pipeline_cache=cache)
+    assert not host_sees(device)
     yield ResidentBackend(device, pool, images=tmp_path_factory.mktemp("images"))
     device.close()
     pool.close()

@@ -57,7 +57,10 @@ class Daemon:
 @contextmanager
 def serving(config: Path) -> Iterator[Daemon]:
     command = [sys.executable, "-m", "tierd", "serve", "--config", str(config)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        config.with_suffix(".log").open("w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             url = process.stdout.readline().split()[5]
@@ -82,6 +85,11 @@ def test_metrics_tell_where_it_runs_and_what_it_takes(daemon: Daemon) -> None:
     assert metric(daemon, 'tierd_model_outcome{model="tiny",outcome="gpu:resident"}') == 1
     used = metric(daemon, 'tierd_gpu_memory_bytes{kind="used"}')
     assert 0 < used < metric(daemon, 'tierd_gpu_memory_bytes{kind="budget"}')
+
+
+def test_it_runs_without_a_sight_of_the_devices_memory(daemon: Daemon) -> None:
+    log = daemon.socket.with_suffix(".log").read_text()
+    assert "the device's memory is hidden from the host: TIERD_HIDE_HOST_VISIBLE is set" in log
 
 
 def test_the_admin_api_names_the_device(daemon: Daemon) -> None:

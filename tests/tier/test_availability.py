@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpu import host_sees
 from no_gpu import NO_DRIVER, NO_GPU
 from tierd.backends.vkapi import Device
 from tierd.errors import DeviceError, DeviceTimeoutError
@@ -19,6 +20,7 @@ def test_a_device_that_computes_is_there_until_it_is_closed() -> None:
     assert verdict.reason == ""
     assert verdict.device is not None
     assert verdict.device.used == 0  # nothing of the witness is left
+    assert not host_sees(verdict.device)
     assert box.known("resident") == verdict
     box.close()
     assert box.backend_available("resident").reason == box.known("resident").reason == "closed"

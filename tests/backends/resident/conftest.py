@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpu import host_sees
 from tierd.backends.host import ThreadPool
 from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
@@ -62,6 +63,7 @@ def _device(tmp_path_factory: pytest.TempPathFactory, *, hide_host_visible: bool
         hide_host_visible=hide_host_visible,
         pipeline_cache=tmp_path_factory.mktemp("pipelines"),
     )
+    assert host_sees(device) != hide_host_visible
     yield device
     device.close()
     assert device.messages == []

@@ -24,7 +24,7 @@ Open = Callable[..., Device]
     "function", ["vkAllocateMemory", "vkCreateBuffer", "vkMapMemory", "vkBindBufferMemory"]
 )
 def test_memory_that_runs_out_leaves_nothing_behind(open_device: Open, function: str, result: int) -> None:
-    device = open_device()
+    device = open_device(hide_host_visible=False)
     device.vk.inject(function, result)
     with pytest.raises(DeviceMemoryError, match=rf"^llvmpipe .* found no .* memory \({function}\); "):
         device.buffer(1000, Role.DEVICE)

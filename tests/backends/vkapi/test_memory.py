@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpu import host_sees
 from tierd.backends.vkapi import Device, Role
 from tierd.backends.vkapi.facts import MEMORY_BUDGET
 from tierd.errors import DeviceError, DeviceMemoryError
@@ -134,14 +135,25 @@ def test_a_buffer_has_bytes(open_device: Open, size: int) -> None:
         open_device().buffer(size, Role.DEVICE)
 
 
-@pytest.mark.parametrize(("hidden", "seen"), [(False, True), (True, False)])
-def test_device_memory_is_seen_by_the_host_unless_that_is_hidden(
-    open_device: Open, hidden: bool, seen: bool
-) -> None:
+@pytest.mark.parametrize("hidden", [False, True])
+def test_device_memory_is_seen_by_the_host_unless_that_is_hidden(open_device: Open, hidden: bool) -> None:
     device = open_device(hide_host_visible=hidden)
-    assert (device.buffer(100, Role.DEVICE).view is not None) == seen
+    assert host_sees(device) != hidden
     for role in (Role.UPLOAD, Role.READBACK, Role.STEP):
         view = device.buffer(100, role).view
         assert view is not None
         view[:] = bytes(range(100))
         assert bytes(view) == bytes(range(100))
+
+
+def test_the_environment_hides_it_and_does_so_in_all_tests(
+    open_device: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not host_sees(open_device())
+    monkeypatch.setenv("TIERD_HIDE_HOST_VISIBLE", "0")
+    assert host_sees(open_device())
+    monkeypatch.delenv("TIERD_HIDE_HOST_VISIBLE")
+    assert host_sees(open_device())
+    monkeypatch.setenv("TIERD_HIDE_HOST_VISIBLE", "yes")
+    with pytest.raises(DeviceError, match="TIERD_HIDE_HOST_VISIBLE is 'yes'; use 0 or 1, or unset it"):
+        open_device()

@@ -49,14 +49,15 @@ class Device:
         *,
         allow_software: bool,
         vram_limit: int = 0,
-        hide_host_visible: bool = False,
+        hide_host_visible: bool | None = None,
         validate: Validation = False,
         pipeline_cache: Path | None = None,
     ) -> Device:
         """Open the best device there is. Raises DeviceError with the reasons when there is none.
 
         allow_software: let a software device count. vram_limit: bytes that buffers of role DEVICE may take, 0
-        for what the device has. hide_host_visible: treat device-local memory as if the host could not see it.
+        for what the device has. hide_host_visible: treat device-local memory as if the host could not see it;
+        None: where TIERD_HIDE_HOST_VISIBLE is 1.
         validate: run under the Khronos validation layer, "sync" for its check of barriers too.
         pipeline_cache: a directory that keeps compiled pipelines.
         """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from typing import Any
 
@@ -11,7 +13,11 @@ from tierd.backends.vkapi.memory_types import Role, choose_types
 from tierd.backends.vkapi.ranges import Ranges, aligned
 from tierd.errors import DeviceError, DeviceMemoryError
 
+log = logging.getLogger(__name__)
+
 _MIB = 1 << 20
+# "1" lets every device of the process be one whose own memory the host does not see.
+_HIDE_HOST_VISIBLE = "TIERD_HIDE_HOST_VISIBLE"
 # VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT, VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT: the package lacks them.
 _BUFFER_USAGE_DEVICE_ADDRESS = 0x20000
 _MEMORY_ALLOCATE_DEVICE_ADDRESS = 0x2
@@ -24,6 +30,15 @@ _BLOCK_BYTES = {
 }
 # Where a driver does not tell a heap's budget, role DEVICE leaves one in so many bytes to others.
 _HEAD_ROOM = 10
+
+
+def _hidden_by_environment() -> bool:
+    value = os.environ.get(_HIDE_HOST_VISIBLE, "0")
+    if value not in ("0", "1"):
+        raise DeviceError(f"{_HIDE_HOST_VISIBLE} is {value!r}; use 0 or 1, or unset it")
+    if value == "1":
+        log.info("the device's memory is hidden from the host: %s is set", _HIDE_HOST_VISIBLE)
+    return value == "1"
 
 
 class Block:
@@ -79,9 +94,14 @@ class Memory:
         *,
         families: tuple[int, ...],
         limit: int,
-        hide_host_visible: bool,
+        hide_host_visible: bool | None,
     ) -> None:
-        """families: the queue families that share the buffers. limit: bytes of role DEVICE, 0 for no cap."""
+        """families: the queue families that share the buffers. limit: bytes of role DEVICE, 0 for no cap.
+
+        hide_host_visible: see `choose_types`; None for what TIERD_HIDE_HOST_VISIBLE says, which is 0 or 1.
+        """
+        if hide_host_visible is None:
+            hide_host_visible = _hidden_by_environment()
         self._vk = vk
         self._physical = physical
         self._facts = facts
