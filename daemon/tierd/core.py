@@ -246,3 +246,40 @@ class Batch:
     def logit_rows(self) -> int:
         """Number of rows whose logits come back."""
         return sum(len(chunk.logit_rows) for chunk in self.chunks)
+
+
+class PassReason(enum.StrEnum):
+    """Why something that was meant for the GPU was handed to the CPU; `words` say it to people.
+
+    The first three: the load was declined. Up to CAP: the stream's K/V is not on the device. From CAP on:
+    a prompt's chunk of a stream whose K/V is on the host did not run in the device's scratch region.
+    """
+
+    words: str
+
+    CODEC = "codec", "its K/V is of a type that the device does not keep"
+    UNSUPPORTED_OP = "unsupported_op", "the device lacks something that the model needs"
+    NO_ROOM = "no_room", "the model does not fit into the device's memory"
+    DEVICE_LOST = "device_lost", "the device failed and is not back"
+    UNHOMED = "unhomed", "no region of K/V was free on the device"
+    PAGED = "paged", "a region is free again, but the stream's K/V lies in pages of the host"
+    CAP = "cap", "the stream is longer than a region of K/V on the device"
+    PINNED_OFF = (
+        "pinned_off",
+        "streams that live on the device generate there, and prompts of others must not delay them",
+    )
+    BUSY = "busy", "another stream's prompt is in the scratch region"
+    SUPERSEDED = "superseded", "another stream's prompt has taken the scratch region since"
+    CONTINUATION = "continuation", "the device cannot continue a prompt that has been begun"
+    GAP = "gap", "positions before the prompt's chunk were computed elsewhere"
+    REWIND = (
+        "rewind",
+        "the prompt's chunk begins before rows that were fed already, and the device cannot go back",
+    )
+
+    def __new__(cls, value: str, words: str) -> PassReason:
+        """Make a member out of a row of the table."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.words = words
+        return member
