@@ -83,6 +83,12 @@ class Metrics:
             MODEL,
             registry=registry,
         )
+        self.passes = Counter(
+            "tierd_gpu_cpu_passes",
+            "Steps' chunks that were meant for the GPU and ran on the CPU, by why.",
+            (*MODEL, "reason"),
+            registry=registry,
+        )
         self.running = Gauge("tierd_requests_running", "Requests being served.", MODEL, registry=registry)
         self.paused = Gauge(
             "tierd_streams_paused",
