@@ -2,6 +2,23 @@
 
 from tierd.engine.catalogue import Catalogue, CatalogueEntry
 from tierd.engine.engine import Engine
-from tierd.engine.snapshot import ModelSnapshot, Snapshot
+from tierd.engine.snapshot import (
+    BankSnapshot,
+    ModelSnapshot,
+    RegionSnapshot,
+    RegionState,
+    SessionSnapshot,
+    Snapshot,
+)
 
-__all__ = ["Catalogue", "CatalogueEntry", "Engine", "ModelSnapshot", "Snapshot"]
+__all__ = [
+    "BankSnapshot",
+    "Catalogue",
+    "CatalogueEntry",
+    "Engine",
+    "ModelSnapshot",
+    "RegionSnapshot",
+    "RegionState",
+    "SessionSnapshot",
+    "Snapshot",
+]

@@ -2,10 +2,77 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
+from tierd.core import PassReason, Sequence
 from tierd.slot import Slot
+from tierd.tier.status import TierStatus
+
+
+class RegionState(enum.StrEnum):
+    """What a region of the device's K/V is there for.
+
+    LIVE: a running stream's. PARKED: a conversation's that may go on; PINNED: one that no other may take.
+    LEAVING: what it holds is on its way out. SCRATCH: prompts run there whose streams' K/V is on the host.
+    """
+
+    FREE = "free"
+    LIVE = "live"
+    PARKED = "parked"
+    PINNED = "pinned"
+    LEAVING = "leaving"
+    SCRATCH = "scratch"
+
+
+# Made anew each turn for every region and stream: a struct costs a tenth of what a frozen dataclass does.
+class RegionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One region. positions: how many hold rows. request: whose stream is in it. claim: of a parked one.
+
+    used: when it was used last, monotonic seconds; None where it never was.
+    """
+
+    region: int
+    state: RegionState
+    positions: int = 0
+    request: str | None = None
+    claim: int | None = None
+    used: float | None = None
+
+
+class SessionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One running stream. region: where its K/V is on the device, None: in pages of the host.
+
+    positions: fed so far. prompt, generated: tokens. paused: its client does not keep up. moving: it waits
+    for its rows, which are on their way to another place. reason: why it is on the CPU, though meant for the
+    GPU; None where it is not.
+    """
+
+    request: str
+    region: int | None = None
+    positions: int
+    prompt: int
+    generated: int
+    paused: bool = False
+    moving: bool = False
+    reason: PassReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BankSnapshot:
+    """K/V rows that are kept outside of any executor. limit, used: bytes.
+
+    dropped: entries that had to make room for others since the start, and the positions that they held.
+    """
+
+    limit: int = 0
+    used: int = 0
+    entries: int = 0
+    dropped: int = 0
+    dropped_positions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +83,8 @@ class ModelSnapshot:
     paused: those of the running streams whose clients do not keep up.
     pages_used: held by streams. pages_cached: held by the prefix cache alone, which gives them up for
     others. pages_reserved: free or cached pages that are promised to running streams.
+    regions: of its K/V on the device, in order. sessions: running streams, in order of admission.
+    passes: see `tier.passes.Passes`.
     """
 
     outcome: str
@@ -29,13 +98,18 @@ class ModelSnapshot:
     pages_used: int
     pages_cached: int
     pages_reserved: int
+    regions: tuple[RegionSnapshot, ...] = ()
+    sessions: tuple[SessionSnapshot, ...] = ()
+    passes: Mapping[PassReason, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All models that are loaded, by id."""
+    """All models that are loaded, by id, and what they share."""
 
     models: Mapping[str, ModelSnapshot] = field(default_factory=dict)
+    tier: TierStatus = field(default_factory=TierStatus)
+    bank: BankSnapshot = field(default_factory=BankSnapshot)
 
 
 def observe(slots: Iterable[Slot]) -> Snapshot:
@@ -54,7 +128,20 @@ def observe(slots: Iterable[Slot]) -> Snapshot:
                 pages_used=slot.pool.used,
                 pages_cached=slot.pool.cached,
                 pages_reserved=slot.pool.reserved,
+                sessions=tuple(_session(slot, sequence) for sequence in slot.running),
             )
             for slot in slots
         }
+    )
+
+
+def _session(slot: Slot, sequence: Sequence) -> SessionSnapshot:
+    on_device = slot.outcome != "cpu" and sequence.pages
+    return SessionSnapshot(
+        request=sequence.request.id,
+        region=sequence.pages[0] if on_device else None,
+        positions=sequence.fed,
+        prompt=len(sequence.request.prompt),
+        generated=sequence.generated,
+        paused=sequence.paused,
     )

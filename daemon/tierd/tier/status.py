@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStatus:
-    """device: its name, "" when there is none; reason: why. used, budget: bytes that models take, and may."""
+    """backend: what runs models on the device. device: its name, "" when there is none; reason: why.
 
+    used, budget: bytes that models take, and may. reservations: of each model that has got room there.
+    faults: how often the device failed in its work and was given up; fault: what it said last.
+    """
+
+    backend: str = ""
     device: str = ""
     used: int = 0
     budget: int = 0
+    reservations: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""
+    faults: int = 0
+    fault: str = ""
+
+    @property
+    def free(self) -> int:
+        """Bytes that models may still take."""
+        return max(0, self.budget - self.used)
