@@ -92,11 +92,14 @@ class Bank:
         """Reserve room for so many positions; parked entries are dropped to make it.
 
         origin: what computed the rows; nothing else may go on with what is found. None when there is no room,
-        and then nothing is dropped.
+        and then nothing is dropped, or when the system refuses so much memory.
         """
         if not self._make_room(positions * sum(row_bytes)):
             return None
-        entry = Banked(model, origin, row_bytes, positions, live=live)
+        try:
+            entry = Banked(model, origin, row_bytes, positions, live=live)
+        except MemoryError:
+            return None
         self.used += entry.bytes
         self._entries[entry] = None
         return entry

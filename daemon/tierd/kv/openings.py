@@ -40,7 +40,8 @@ def longest_opening(
 ) -> tuple[_Holder, int] | None:
     """Return who holds the longest opening of these tokens, and how long it is; None below `minimum`.
 
-    held: holders and their packed tokens. minimum: 1 or more. Of equals the one that holds least beyond it wins, then the first.
+    held: holders and their packed tokens. minimum: 1 or more. Of equals the one that holds least beyond it
+    wins, then the first.
     """
     best: _Holder | None = None
     most, size = minimum - 1, 0

@@ -195,7 +195,7 @@ class Regions(Generic[_Session]):
         self._free.append(region)
 
     def pin(self, claim: Claim) -> None:
-        """Keep a claim's region from being taken, until it is unpinned as often. ValueError for a stale one."""
+        """Keep a claim's region from being taken till it is unpinned as often. ValueError for a stale one."""
         self._named(claim).pins += 1
 
     def unpin(self, claim: Claim) -> None:
