@@ -5,6 +5,7 @@
     ├── ModelError               a model cannot be loaded (exit code 4)
     │   ├── ModelFileError       the GGUF file is damaged or lies about itself
     │   └── UnsupportedModelError  a sound file that asks for what tierd does not have
+    │       └── UnsupportedCodecError  its K/V is to be kept in a way that the device does not know
     ├── RequiredTierError        a model does not reach the tier that it must run on (exit code 3)
     ├── RequestError             a client's request cannot be served as asked
     │   ├── InvalidRequestError  a field is wrong; names it
@@ -18,6 +19,7 @@
     │   └── UnavailableError     shutting down or not ready: try again later
     ├── ExecutorError            a backend failed while it ran a step
     ├── DeviceError              a Vulkan device cannot be used, or refuses what is asked of it
+    │   ├── NoDeviceError        there is none that may be used
     │   ├── DeviceMemoryError    it has no room for that
     │   ├── DeviceLostError      it is gone, with all that it held
     │   └── DeviceTimeoutError   it did not finish in time
@@ -47,6 +49,10 @@ class ModelFileError(ModelError):
 
 class UnsupportedModelError(ModelError):
     """A sound file asks for an architecture, format or tokenizer that tierd does not have."""
+
+
+class UnsupportedCodecError(UnsupportedModelError):
+    """A model's K/V is to be kept in a codec that the device does not know."""
 
 
 class RequiredTierError(TierdError):
@@ -125,6 +131,10 @@ class ExecutorError(TierdError):
 
 class DeviceError(TierdError):
     """A Vulkan device cannot be used, or refuses what is asked of it; says what is missing."""
+
+
+class NoDeviceError(DeviceError):
+    """No device is there, or none that may be used."""
 
 
 class DeviceMemoryError(DeviceError):

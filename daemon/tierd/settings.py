@@ -155,13 +155,15 @@ class LimitsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSettings:
-    """`[kv]`: K/V pages of all models.
+    """`[kv]`: K/V of all models on the host.
 
-    memory_mb: how many MiB they may take; 0: a share of free memory.
+    memory_mb: how many MiB their pages may take; 0: a share of free memory.
+    bank_mb: how many MiB rows may take that are in no page and on no device; 0: a share of free memory.
     prefix_cache: whether pages are kept for later prompts that begin with the same tokens.
     """
 
     memory_mb: int = field(default=0, metadata=_checked(_within(0)))
+    bank_mb: int = field(default=0, metadata=_checked(_within(0)))
     prefix_cache: bool = True
 
 
@@ -186,8 +188,12 @@ class ModelSettings:
     """One `[[models]]` table.
 
     context: most positions of one stream; 0: the model's own, as far as memory allows.
+    ctx_strict: a GPU that has not the memory for `context` declines, instead of keeping less of a stream.
     streams: most requests served at the same time; further ones wait.
+    regions: streams whose K/V a GPU keeps; 0: `streams`.
+    resident_prefill_allowed: prompts of other streams are computed on the GPU too, in one more region.
     weight: its share of a device's time, relative to other models that have work there.
+    kv_dtype: "" for what `codec` says.
     require: as in [gpu]; "": what stands there.
     chat_template: a Jinja file used instead of the template in the model file.
     temperature to penalty_window: the sampling of a request that is silent about it; see
@@ -198,9 +204,12 @@ class ModelSettings:
     path: Path
     default: bool = False
     context: int = field(default=0, metadata=_checked(_within(0)))
+    ctx_strict: bool = False
     streams: int = field(default=8, metadata=_checked(_within(1, 1024)))
+    regions: int = field(default=0, metadata=_checked(_within(0, 1024)))
+    resident_prefill_allowed: bool = False
     weight: int = field(default=1, metadata=_checked(_within(1, 1000)))
-    kv_dtype: str = field(default="f16", metadata=_checked(_one_of(*KV_DTYPES)))
+    kv_dtype: str = field(default="", metadata=_checked(_optional(_one_of(*KV_DTYPES))))
     require: str = field(default="", metadata=_checked(_optional(_one_of(*GPU_TIERS))))
     chat_template: Path | None = None
     temperature: float = field(default=1.0, metadata=_checked(_within(0, 100)))
@@ -211,6 +220,11 @@ class ModelSettings:
     presence_penalty: float = field(default=0.0, metadata=_checked(_within(-2, 2)))
     frequency_penalty: float = field(default=0.0, metadata=_checked(_within(-2, 2)))
     penalty_window: int = field(default=0, metadata=_checked(_within(0)))
+
+    @property
+    def codec(self) -> str:
+        """How K/V is kept, where nobody asks for a kv_dtype too."""
+        return self.kv_dtype or "f16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

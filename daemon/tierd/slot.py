@@ -12,7 +12,7 @@ from tierd.backends import library
 from tierd.backends.protocol import Executor
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
-from tierd.core import Batch, Request, Sequence
+from tierd.core import Batch, PassReason, Request, Sequence
 from tierd.errors import ModelError, ModelFileError, RequiredTierError, SettingsError
 from tierd.kv.pool import PagePool
 from tierd.kv.prefix import PrefixCache
@@ -38,17 +38,30 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A model where it runs. context: positions of one stream.
+    """A model where it runs, and what it got there. context: positions of one stream.
 
-    outcome: "cpu" or "gpu:resident". device: what computes, by name. decline: why the model is not on the
-    device, in plain words; "" when it is, or is not meant to be.
+    outcome: "cpu" or "gpu:resident". device: what computes, by name. codec: how K/V is kept.
+    regions: of the device, a stream's K/V in each; 0 on the host. region_positions: what each holds, may be
+    less than the context. scratch: the region that is no stream's; None without.
+    prefill_window: most rows of a step. prefill_continues: whether a prompt may be fed in parts.
+    experts_on_host: layers whose experts are not on the device.
+    resident_decline: why the model is not on the device, in plain words; "" when it is, or is not to be.
+    declined: the same as a reason of passes; None where there is no device that could serve.
     """
 
     executor: Executor
     context: int
     outcome: str
     device: str
-    decline: str = ""
+    codec: str
+    regions: int = 0
+    region_positions: int = 0
+    scratch: int | None = None
+    prefill_window: int
+    prefill_continues: bool = True
+    experts_on_host: int = 0
+    resident_decline: str = ""
+    declined: PassReason | None = None
 
 
 class Site(Protocol):
@@ -70,7 +83,7 @@ class Slot:
     waiting: not admitted yet, in order of arrival. running: admitted, in order of admission.
     steps: what the executor has been given and is not done with, oldest first. Pages of a sequence of a step
     stay its own until the step is done, even when the sequence has left.
-    outcome, device, decline: where the model runs, and why not on the device; see Placed.
+    outcome, device, decline, scratch: where the model runs, and why not on the device; see Placed.
     """
 
     settings: ModelSettings
@@ -86,6 +99,7 @@ class Slot:
     outcome: str = "cpu"
     device: str = ""
     decline: str = ""
+    scratch: int | None = None
     pool: PagePool = field(init=False)
     prefixes: PrefixCache = field(init=False)
     waiting: deque[Sequence] = field(default_factory=deque)
@@ -93,7 +107,7 @@ class Slot:
     steps: deque[Step] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.pool = PagePool(self.executor.pages)
+        self.pool = PagePool(self.executor.pages - (self.scratch is not None))
         self.prefixes = PrefixCache(self.pool, self.executor.page_positions, enabled=self.prefix_cache)
 
     @property
@@ -139,7 +153,7 @@ def open_slot(model: ModelSettings, settings: Settings, site: Site) -> Slot:
         model.id, time.monotonic() - started, slot.plan.architecture, slot.outcome, slot.context,
         "" if model.context or slot.context == slot.plan.context
         else f" of the model's {slot.plan.context} (K/V memory allows no more)",
-        model.streams, model.kv_dtype, pages, positions,
+        model.streams, model.codec, pages, positions,
         pages * slot.executor.page_bytes / (1 << 20),
     )  # fmt: skip
     return slot
@@ -164,7 +178,8 @@ def _build(model: ModelSettings, settings: Settings, site: Site) -> Slot:
         prefix_cache=settings.kv.prefix_cache,
         outcome=placed.outcome,
         device=placed.device,
-        decline=placed.decline,
+        decline=placed.resident_decline,
+        scratch=placed.scratch,
     )
 
 

@@ -144,9 +144,9 @@ def test_too_little_memory_is_served_by_the_cpu_or_not_at_all_where_the_gpu_is_r
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     little = "vram_limit_mb = 1"
-    reason = "weights and 4 streams at context 1024 need "
+    reason = "weights and 4 regions at context 1024 need "
     hint = " of the device's 1.0 MiB; it would fit with context = "
-    config = settings(folder, "little", little, "context = 1024")
+    config = settings(folder, "little", little, "context = 1024\nctx_strict = true")
     with serving(config) as daemon:
         assert metric(daemon, 'tierd_model_outcome{model="tiny",outcome="cpu"}') == 1
         (slot,) = at_socket(daemon.socket).get("/slots")["slots"]
@@ -157,7 +157,8 @@ def test_too_little_memory_is_served_by_the_cpu_or_not_at_all_where_the_gpu_is_r
         assert capsys.readouterr().out.splitlines()[-1] == f"tiny is not on the GPU: {slot['decline']}"
         assert daemon.complete()
 
-    code, line = fails(settings(folder, "required", f"{little}\nrequire = 'resident'", "context = 1024"))
+    required = f"{little}\nrequire = 'resident'"
+    code, line = fails(settings(folder, "required", required, "context = 1024\nctx_strict = true"))
     assert code == 3
     demand = "tierd: tiny: it must be resident on the GPU, as `require` demands, but "
     assert line == f"{demand}{slot['decline']}"

@@ -9,13 +9,27 @@ from tierd.tier.budget import Need, Placement, Room, share_out, shrink
 MIB = 1 << 20
 
 
-def need(*, asked: int = 0, trained: int = 8192, fixed: int = 100, row: int = 1, streams: int = 8) -> Need:
-    """A model of `fixed` MiB of weights and `row` KiB for each position of a stream; K/V in one piece."""
-    rows = streams * row << 10
+def need(
+    *,
+    asked: int = 0,
+    strict: bool = True,
+    trained: int = 8192,
+    fixed: int = 100,
+    row: int = 1,
+    regions: int = 8,
+    scratch: int = 0,
+    codec_asked: bool = False,
+) -> Need:
+    """A model of `fixed` MiB of weights and `row` KiB for each position of a region; K/V in one piece."""
+    rows = (regions + scratch) * row << 10
     return Need(
         trained=trained,
         asked=asked,
-        regions=streams,
+        strict=strict,
+        regions=regions,
+        scratch=scratch,
+        codec_asked=codec_asked,
+        weights=fixed * MIB,
         bytes_at=lambda positions: fixed * MIB + positions * rows,
         largest_at=lambda positions: max(fixed * MIB // 10, positions * rows),
     )
@@ -56,14 +70,14 @@ def test_a_context_that_was_asked_for_is_kept_or_declined_with_what_would_fit() 
     assert isinstance(share, Placement)
     assert (share.context, share.positions) == (100, 128)
     assert share_out({"m": need(asked=8192)}, room(132)) == {
-        "m": "weights and 8 streams at context 8192 need 164.0 MiB of the device's 132.0 MiB; "
+        "m": "weights and 8 regions at context 8192 need 164.0 MiB of the device's 132.0 MiB; "
         "it would fit with context = 4096"
     }
 
 
 def test_less_than_the_least_context_is_declined() -> None:
-    assert share_out({"m": need(streams=1, row=100)}, room(149)) == {
-        "m": "weights and 1 stream at context 512 need 150.0 MiB of the device's 149.0 MiB; "
+    assert share_out({"m": need(regions=1, row=100)}, room(149)) == {
+        "m": "weights and 1 region at context 512 need 150.0 MiB of the device's 149.0 MiB; "
         "it would fit with context = 448"
     }
 
@@ -76,23 +90,55 @@ def test_a_short_model_has_a_shorter_least_context() -> None:
 
 def test_weights_alone_may_be_too_much() -> None:
     assert share_out({"m": need(fixed=300)}, room(200)) == {
-        "m": "weights and 8 streams at context 512 need 304.0 MiB of the device's 200.0 MiB; "
-        "lower streams, or choose a smaller kv_dtype or model"
+        "m": "weights alone need 300.0 MiB of the device's 200.0 MiB; choose a smaller model"
     }
 
 
 def test_a_piece_may_be_too_much() -> None:
     assert share_out({"m": need(fixed=300)}, room(400, allocation=20)) == {
         "m": "the device allocates 20.0 MiB in one piece and 30.0 MiB are needed; "
-        "lower streams, or choose a smaller kv_dtype or model"
+        "lower regions, or choose a smaller kv_dtype or model"
     }
 
 
 def test_what_others_have_is_not_there() -> None:
     assert share_out({"m": need()}, room(200, taken=100)) == {
-        "m": "weights and 8 streams at context 512 need 104.0 MiB of the device's 200.0 MiB, of which "
-        "100.0 MiB are free; lower streams, or choose a smaller kv_dtype or model"
+        "m": "weights and 8 regions at context 512 need 104.0 MiB of the device's 200.0 MiB, of which "
+        "100.0 MiB are free; lower regions, or choose a smaller kv_dtype or model"
     }
+
+
+def test_what_would_help_is_what_can_be_changed() -> None:
+    alone = need(regions=1, scratch=1, codec_asked=True)
+    assert share_out({"m": alone}, room(200, taken=100)) == {
+        "m": "weights, 1 region and a scratch region at context 512 need 101.0 MiB of the device's "
+        "200.0 MiB, of which 100.0 MiB are free; choose a smaller model"
+    }
+
+
+def test_a_context_that_was_asked_for_is_shortened_where_that_may_be() -> None:
+    """The room that is left is shared with those who did not ask; nobody gets more than asked for."""
+    (share,) = share_out({"m": need(asked=8192, strict=False)}, room(144)).values()
+    assert isinstance(share, Placement)
+    assert (share.context, share.positions) == (4480, 4480)
+    (share,) = share_out({"m": need(asked=4096, strict=False)}, room(132)).values()
+    assert isinstance(share, Placement)
+    assert share.context == 4096  # as it fits: no head-room is kept
+    first, second = share_out({"a": need(asked=3000, strict=False), "b": need()}, room(256)).values()
+    assert isinstance(first, Placement)
+    assert isinstance(second, Placement)
+    assert (first.context, second.context) == (3000, 2112)
+
+
+def test_a_context_is_not_shortened_under_the_floor() -> None:
+    short = need(asked=2048, strict=False, regions=1, row=100)
+    assert share_out({"m": short}, room(149)) == {
+        "m": "weights and 1 region at context 512 need 150.0 MiB of the device's 149.0 MiB; "
+        "it would fit with context = 448"
+    }
+    (share,) = share_out({"m": need(asked=100, strict=False, regions=1, row=100)}, room(149)).values()
+    assert isinstance(share, Placement)
+    assert share.context == 100
 
 
 def test_models_get_room_in_their_order_and_share_the_rest_alike() -> None:
@@ -102,8 +148,8 @@ def test_models_get_room_in_their_order_and_share_the_rest_alike() -> None:
     assert isinstance(first, Placement)
     assert isinstance(third, Placement)
     assert second == (
-        "weights and 8 streams at context 512 need 504.0 MiB of the device's 256.0 MiB, of which 152.0 MiB "
-        "are free; lower streams, or choose a smaller kv_dtype or model"
+        "weights alone need 500.0 MiB of the device's 256.0 MiB, of which 152.0 MiB are free; "
+        "choose a smaller model"
     )
     assert (first.context, third.context) == (4096, 1024)
 
@@ -123,10 +169,12 @@ def test_models_get_room_in_their_order_and_share_the_rest_alike() -> None:
         st.builds(
             need,
             asked=st.sampled_from([0, 0, 100, 640]),
+            strict=st.booleans(),
+            scratch=st.integers(0, 1),
             trained=st.integers(640, 100_000),
             fixed=st.integers(1, 300),
             row=st.integers(1, 16),
-            streams=st.integers(1, 16),
+            regions=st.integers(1, 16),
         ),
         max_size=5,
     ),
@@ -143,7 +191,10 @@ def test_nobody_gets_what_is_not_there(needs: list[Need], total: int, allocation
     for share, each in got:
         assert each.largest_at(share.positions) <= there.allocation
         assert share.bytes == each.bytes_at(share.positions)
-        assert share.context == each.asked if each.asked else 512 <= share.context <= each.trained
+        if each.asked and each.strict:
+            assert share.context == each.asked
+        else:
+            assert min(512, each.asked or each.trained) <= share.context <= (each.asked or each.trained)
 
 
 def test_what_does_not_fit_in_pieces_shrinks_by_an_eighth() -> None:

@@ -35,7 +35,7 @@ def demand_of(file: GGUFFile, facts: DeviceFacts = devices.NVIDIA) -> Demand:
 
 
 def largest(path: Path, positions: int, *, regions: int = 1, max_rows: int = 1) -> int:
-    want = Want(mode="auto", regions=regions, max_rows=max_rows)
+    want = Want(mode="auto", streams=regions, regions=regions, max_rows=max_rows)
     with GGUFFile.open(path) as file:
         return need_of(want, build_plan(file), demand_of(file)).largest_at(positions)
 

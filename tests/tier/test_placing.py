@@ -111,11 +111,11 @@ def test_a_head_that_the_kernels_do_not_take_is_declined(tmp_path: Path, tier_of
 
 
 def test_too_little_memory_is_declined_with_the_numbers(tiny: Path, tier_of: TierOf) -> None:
-    each = model(tiny, context=4096)
+    each = model(tiny, context=4096, ctx_strict=True)
     tier, settings = tier_of(each, vram_limit_mb=1)
     slot = tier.open(each)
     assert slot.outcome == "cpu"
-    assert slot.decline.startswith("weights and 2 streams at context 4096 need ")
+    assert slot.decline.startswith("weights and 2 regions at context 4096 need ")
     assert " of the device's 1.0 MiB; it would fit with context = " in slot.decline
     assert foresee(settings) == {"tiny": Foreseen("cpu", slot.decline)}
     slot.close()
@@ -133,7 +133,7 @@ def test_what_no_site_takes_is_no_decline(tiny: Path, tmp_path: Path, tier_of: T
 
 def test_a_model_that_was_not_configured_gets_what_is_left(tiny: Path, tier_of: TierOf) -> None:
     tier, _ = tier_of(vram_limit_mb=1)
-    slot = tier.open(model(tiny, context=4096))
+    slot = tier.open(model(tiny, context=4096, ctx_strict=True))
     assert " of the device's 1.0 MiB; it would fit with context = " in slot.decline
     slot.close()
 

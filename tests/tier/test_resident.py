@@ -15,6 +15,7 @@ from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.core import Batch, Chunk
 from tierd.errors import DeviceLostError, DeviceMemoryError
+from tierd.models import GGUFFile, build_plan
 from tierd.settings import EngineSettings, GPUSettings, ModelSettings, Settings
 from tierd.slot import open_slot
 from tierd.tier.budget import Placement
@@ -76,6 +77,31 @@ def test_a_context_that_nobody_asked_for_shrinks_to_the_limit(tiny: Path, tier_o
     assert 512 <= slot.context < 4096
     assert slot.context % 64 == 0
     assert tier.status().used <= 2 << 20
+    slot.close()
+
+
+def test_a_region_may_hold_less_than_the_context_unless_all_must_be_there(
+    tiny: Path, tier_of: TierOf
+) -> None:
+    each = model(tiny, context=4096, resident_prefill_allowed=True)
+    for require in ("none", "resident"):
+        tier, settings = tier_of(each, vram_limit_mb=2, require=require)
+        with GGUFFile.open(tiny) as file:
+            placed = tier.put(each, settings, build_plan(file), file)
+        assert 512 <= placed.region_positions < 4096
+        assert placed.context == (4096 if require == "none" else placed.region_positions)
+        assert (placed.regions, placed.scratch, placed.executor.pages) == (2, 2, 3)
+        assert (placed.codec, placed.prefill_window) == ("f16", 16 + 2)
+        assert (placed.resident_decline, placed.declined) == ("", None)
+        assert tier.status().used <= 2 << 20
+        placed.executor.close()
+
+
+def test_streams_may_have_fewer_regions(tiny: Path, tier_of: TierOf) -> None:
+    each = model(tiny, regions=1, resident_prefill_allowed=True)
+    tier, _ = tier_of(each)
+    slot = tier.open(each)
+    assert (slot.executor.pages, slot.pool.total, slot.scratch) == (2, 1, 1)
     slot.close()
 
 

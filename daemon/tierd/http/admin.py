@@ -176,7 +176,7 @@ def _slot(model: ModelSettings, entry: CatalogueEntry, snapshot: ModelSnapshot) 
         created=entry.created,
         context=entry.context,
         streams=model.streams,
-        kv_dtype=model.kv_dtype,
+        kv_dtype=model.codec,
         max_prompt_tokens=entry.max_prompt_tokens,
         max_output_tokens=entry.max_output_tokens,
         running=snapshot.running,

@@ -15,5 +15,5 @@ def system_fingerprint(model: ModelSettings) -> str:
         file = f"{status.st_size} {status.st_mtime_ns}"
     except OSError:
         file = ""
-    known = f"{__version__}\n{model.id}\n{model.path.name}\n{file}\n{model.kv_dtype}"
+    known = f"{__version__}\n{model.id}\n{model.path.name}\n{file}\n{model.codec}"
     return "fp_" + hashlib.sha256(known.encode()).hexdigest()[:10]

@@ -10,7 +10,7 @@ from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.resident.image import default_directory
 from tierd.backends.vkapi import Device
-from tierd.errors import DeviceError, DeviceMemoryError, ModelError, SettingsError, UnsupportedModelError
+from tierd.errors import DeviceMemoryError, ModelError, NoDeviceError, SettingsError, UnsupportedModelError
 from tierd.kv.sizing import check_context
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
@@ -81,9 +81,14 @@ class DeviceSite:
             backend.device.save_pipelines()
         return Placed(
             executor=executor,
-            context=placement.context,
+            context=_context(want, placement),
             outcome=self.outcome,
             device=backend.device.facts.name,
+            codec=want.kv_dtype,
+            regions=want.regions,
+            region_positions=placement.positions,
+            scratch=want.regions if want.scratch else None,
+            prefill_window=executor.max_rows,
         )
 
     def status(self) -> TierStatus:
@@ -103,7 +108,7 @@ class DeviceSite:
         if self._backend is None:
             verdict = self._availability.backend_available("resident")
             if verdict.device is None:
-                raise DeviceError(verdict.reason)
+                raise NoDeviceError(verdict.reason)
             backend = ResidentBackend(verdict.device, self._pool, images=default_directory())
             self._shares = _deal(backend, self._settings)
             self._backend = backend
@@ -118,6 +123,11 @@ class DeviceSite:
         if isinstance(share, str):
             raise DeviceMemoryError(share)
         return share
+
+
+def _context(want: Want, placement: Placement) -> int:
+    """Return the positions of a stream: those of a region, or more where longer streams may be elsewhere."""
+    return placement.context if want.require != "none" else want.ctx_max or placement.context
 
 
 def _room(device: Device, shares: Mapping[str, Placement | str]) -> Room:

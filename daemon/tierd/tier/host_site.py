@@ -29,7 +29,7 @@ class HostSite:
         max_rows = settings.engine.chunk_rows + model.streams
         working = backend.working_bytes(plan, file, max_rows)
         _check_memory(working, max_rows)
-        codec = KV_CODECS[model.kv_dtype]
+        codec = KV_CODECS[model.codec]
         page_bytes = backend.page_bytes(plan, codec)
         size = size_cache(
             trained=plan.context,
@@ -54,7 +54,14 @@ class HostSite:
             promised.settle(model.id, 0)
             raise
         promised.settle(model.id, pool)
-        return Placed(executor=executor, context=size.context, outcome=self.outcome, device=backend.name)
+        return Placed(
+            executor=executor,
+            context=size.context,
+            outcome=self.outcome,
+            device=backend.name,
+            codec=codec.name,
+            prefill_window=max_rows,
+        )
 
 
 def _check_memory(needed: int, max_rows: int) -> None:

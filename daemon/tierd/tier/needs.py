@@ -18,37 +18,44 @@ _OTHER_BUFFERS = 4 + 4 * SEATS
 
 def shape_of(want: Want, positions: int) -> Shape:
     """Return what a model's memory is made for. positions: of a region. A step wants one row of a stream."""
-    return Shape(regions=want.regions, positions=positions, max_rows=want.max_rows, selected=want.regions)
+    regions = want.regions + want.scratch
+    selected = min(want.streams, regions)
+    return Shape(regions=regions, positions=positions, max_rows=want.max_rows, selected=selected)
 
 
 def need_of(want: Want, plan: Plan, demand: Demand) -> Need:
-    """Return what a wanted model needs."""
+    """Return what a wanted model needs: weights, regions, and all that steps compute with."""
     codec = KV_CODECS[want.kv_dtype]
+    regions, selected = shape_of(want, 0).regions, shape_of(want, 0).selected
     extents = ([span for span in matrix.planes if span.size] for matrix in demand.layout.matrices.values())
     matrix = max(max(s.offset + s.size for s in spans) - min(s.offset for s in spans) for spans in extents)
 
     buffers = len(demand.layout.matrices) + len(demand.ropes) + 2 * len(demand.stores) + _OTHER_BUFFERS
-    besides = SEATS * draw_bytes(plan.vocabulary, want.regions) + buffers * ALIGNMENT
+    besides = SEATS * draw_bytes(plan.vocabulary, selected) + buffers * ALIGNMENT
     besides += shape_bytes(demand.stores, codec)
 
     def bytes_at(positions: int) -> int:
-        rows = want.regions * region_bytes(demand.stores, codec, positions)
+        rows = regions * region_bytes(demand.stores, codec, positions)
         return demand.working_bytes(shape_of(want, positions)) + rows + besides
 
     def largest_at(positions: int) -> int:
-        planes = [plane_bytes(store, codec, want.regions, positions) for store in demand.stores]
+        planes = [plane_bytes(store, codec, regions, positions) for store in demand.stores]
         return max(
             matrix,
             *(2 * (plane.quants + plane.scales) for plane in planes),
             demand.activations(shape_of(want, positions)).size,
             demand.split(positions).partials,
-            logits_bytes(plan.vocabulary, want.regions),
+            logits_bytes(plan.vocabulary, selected),
         )
 
     return Need(
         trained=plan.context,
         asked=want.ctx_max,
+        strict=want.ctx_strict,
         regions=want.regions,
+        scratch=want.scratch,
+        codec_asked=want.kv_dtype_asked,
+        weights=demand.layout.size,
         bytes_at=bytes_at,
         largest_at=largest_at,
     )

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tierd.backends.host import ThreadPool
-from tierd.errors import DeviceError, RequiredTierError, UnsupportedModelError
+from tierd.core import PassReason
+from tierd.errors import (
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
+    DeviceTimeoutError,
+    NoDeviceError,
+    RequiredTierError,
+    UnsupportedCodecError,
+    UnsupportedModelError,
+)
 from tierd.models import GGUFFile
 from tierd.models.plan import Plan
 from tierd.settings import ModelSettings, Settings
@@ -49,12 +59,12 @@ class Tier:
         try:
             return self._device.put(model, settings, plan, file)
         except (DeviceError, UnsupportedModelError) as error:
-            decline = str(error)
+            decline, declined = str(error), reason_of(error)
         if want.require != "none":
             raise required_error(want.require, decline)
         placed = self._host.put(model, settings, plan, file)
         self._say(model.id, want, decline)
-        return dataclasses.replace(placed, decline=decline)
+        return dataclasses.replace(placed, resident_decline=decline, declined=declined)
 
     def status(self) -> TierStatus:
         """Return how the device stands."""
@@ -94,6 +104,21 @@ def foresee(settings: Settings) -> dict[str, Foreseen]:
                 model: Foreseen("cpu", share) if isinstance(share, str) else Foreseen(site.outcome)
                 for model, share in site.shares().items()
             }
+
+
+def reason_of(error: DeviceError | UnsupportedModelError) -> PassReason | None:
+    """Return why a model that the device declines passes to the CPU; None where there is no device."""
+    match error:
+        case UnsupportedCodecError():
+            return PassReason.CODEC
+        case DeviceMemoryError():
+            return PassReason.NO_ROOM
+        case DeviceLostError() | DeviceTimeoutError():
+            return PassReason.DEVICE_LOST
+        case NoDeviceError():
+            return None
+        case _:
+            return PassReason.UNSUPPORTED_OP
 
 
 def required_error(required: str, decline: str) -> RequiredTierError:

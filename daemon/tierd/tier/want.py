@@ -14,16 +14,23 @@ _MOST_ROWS = 65535
 class Want:
     """A load's want. One that was made without arguments keeps the load off the device.
 
-    mode: gpu.mode. require: the tier that must be reached, "none" for none. regions: streams whose K/V lies
-    there. ctx_max: positions of each, 0 for as many as fit. max_rows: of a step.
+    mode: gpu.mode. require: the tier that must be reached, "none" for none. streams: served at a time.
+    max_rows: of a step.
+    Its pins: regions: streams whose K/V lies there. ctx_max: positions of each, 0 for as many as fit.
+    ctx_strict: not one fewer. kv_dtype: how they are kept, kv_dtype_asked: because somebody said so.
+    resident_prefill_allowed: a region more is there, for prompts of streams whose K/V lies elsewhere.
     """
 
     mode: str = "off"
     require: str = "none"
+    streams: int = 0
+    max_rows: int = 0
     regions: int = 0
     ctx_max: int = 0
+    ctx_strict: bool = False
     kv_dtype: str = "f16"
-    max_rows: int = 0
+    kv_dtype_asked: bool = False
+    resident_prefill_allowed: bool = False
 
     @classmethod
     def of(cls, model: ModelSettings, settings: Settings) -> Want:
@@ -33,11 +40,20 @@ class Want:
         return cls(
             mode=settings.gpu.mode,
             require=settings.required(model),
-            regions=model.streams,
-            ctx_max=model.context,
-            kv_dtype=model.kv_dtype,
+            streams=model.streams,
             max_rows=min(settings.engine.chunk_rows + model.streams, _MOST_ROWS),
+            regions=model.regions or model.streams,
+            ctx_max=model.context,
+            ctx_strict=model.ctx_strict,
+            kv_dtype=model.codec,
+            kv_dtype_asked=model.kv_dtype != "",
+            resident_prefill_allowed=model.resident_prefill_allowed,
         )
+
+    @property
+    def scratch(self) -> int:
+        """Regions that are no stream's."""
+        return int(self.resident_prefill_allowed)
 
     def __bool__(self) -> bool:
         return self.mode != "off"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tierd.errors import UnsupportedModelError
+from tierd.errors import UnsupportedCodecError, UnsupportedModelError
 from tierd.models.formats import KVCodec
 from tierd.models.plan import RowStore
 
@@ -31,9 +31,9 @@ class RegionPlanes:
 
 
 def check_codec(codec: KVCodec, stores: Iterable[RowStore]) -> None:
-    """Raise UnsupportedModelError where rows cannot be kept on the device in this codec."""
+    """Raise UnsupportedCodecError for a codec, UnsupportedModelError for heads, that the device lacks."""
     if codec.name == "f32":
-        raise UnsupportedModelError("K/V codec f32 is for the CPU only; choose kv_dtype f16, q8_0 or tq4")
+        raise UnsupportedCodecError("K/V codec f32 is for the CPU only; choose kv_dtype f16, q8_0 or tq4")
     for store in stores:
         codec.row_bytes(store.head_size)
         if store.head_size % _F16_HEAD_MULTIPLE or store.head_size > _LARGEST_HEAD:
