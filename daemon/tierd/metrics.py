@@ -120,6 +120,24 @@ class Metrics:
             registry=registry,
         )
         self.pages_total = Gauge("tierd_kv_pages", "K/V pages there are.", MODEL, registry=registry)
+        self.bank_bytes = Gauge(
+            "tierd_kv_bank_bytes",
+            "Memory that the bank of K/V rows takes (used), and may take (limit).",
+            ("kind",),
+            registry=registry,
+        )
+        self.bank_dropped = Counter(
+            "tierd_kv_bank_dropped",
+            "Parked conversations whose K/V was dropped because the bank was full.",
+            MODEL,
+            registry=registry,
+        )
+        self.bank_dropped_positions = Counter(
+            "tierd_kv_bank_dropped_positions",
+            "Positions of parked conversations whose K/V was dropped because the bank was full.",
+            MODEL,
+            registry=registry,
+        )
         self.model_outcome = Gauge(
             "tierd_model_outcome",
             "1 where a model runs: cpu or gpu:resident.",

@@ -11,11 +11,13 @@ from tierd.kv.sizing import (
     MOST_PAGES,
     PromisedMemory,
     available_memory,
+    bank_limit,
     cgroup_memory,
     memory_budget,
     pages_for,
     size_cache,
 )
+from tierd.settings import KVSettings
 
 MODEL = {"trained": 1000, "streams": 4, "page_positions": 64, "page_bytes": 1024}
 
@@ -87,6 +89,11 @@ def test_models_share_the_memory_alike() -> None:
     assert memory_budget(300, 3) == 100 << 20
     half = memory_budget(0, 1)
     assert 0 < half < available_memory()
+
+
+def test_the_bank_takes_what_the_setting_says_or_a_quarter() -> None:
+    assert bank_limit(KVSettings(bank_mb=7)) == 7 << 20
+    assert 0 < bank_limit(KVSettings()) < available_memory() // 2
 
 
 def test_working_memory_is_not_free_for_pages() -> None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tierd.errors import ModelError, SettingsError
+from tierd.settings import KVSettings
 
 FREE_MEMORY_SHARE = 0.5
+BANK_MEMORY_SHARE = 0.25
 # A page costs some bytes and time of bookkeeping too: keeps a file with tiny heads and a boundless context
 # from making more pages than that could bear.
 MOST_PAGES = 1 << 20
@@ -68,6 +70,11 @@ def memory_budget(memory_mb: int, models: int, working: int = 0) -> int:
     free = max(0, available_memory() - working)
     total = memory_mb * _MIB if memory_mb else int(free * FREE_MEMORY_SHARE)
     return total // models
+
+
+def bank_limit(settings: KVSettings) -> int:
+    """Return the bytes that the host bank may take; asked at the start, before models take theirs."""
+    return settings.bank_mb * _MIB or int(available_memory() * BANK_MEMORY_SHARE)
 
 
 class PromisedMemory:
