@@ -3,9 +3,10 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,14 @@ import pytest
 import tierd
 from live import Live, serve, wait_until
 from tierd.cli import main
+from tierd.core import PassReason
+from tierd.engine import BankSnapshot, RegionSnapshot, RegionState, SessionSnapshot, Snapshot
 from tierd.http.listeners import listen, listen_at, url
 from tierd.settings import ModelSettings
+from tierd.tier.status import TierStatus
 
 TOKEN = "0123456789abcdef"
+LONG_ID = f"cmpl-{'0123456789abcdef' * 4}"
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,118 @@ def test_slots_as_a_table(daemon: Daemon, capsys: pytest.CaptureFixture[str]) ->
     assert row.split() == ["tiny", "(default)", "llama", "cpu", "f16", "256", "8", "256", "256"]
 
 
+@pytest.fixture
+def published(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
+    """What the daemon's engine, which rests, has said last: of a model that is on a GPU."""
+    now = time.monotonic()
+    model = replace(
+        daemon.live.engine.snapshot.models["tiny"],
+        outcome="gpu:resident",
+        regions=(
+            RegionSnapshot(region=0, state=RegionState.LIVE, positions=1234, request=LONG_ID, used=now),
+            RegionSnapshot(region=1, state=RegionState.PINNED, positions=5, claim=7, used=now - 3600),
+            RegionSnapshot(region=2, state=RegionState.FREE),
+        ),
+        sessions=(
+            SessionSnapshot(request=LONG_ID, region=0, positions=1234, prompt=1000, generated=235),
+            SessionSnapshot(
+                request="cmpl-2",
+                positions=4,
+                prompt=4,
+                generated=0,
+                paused=True,
+                moving=True,
+                reason=PassReason.UNHOMED,
+            ),
+        ),
+        passes={PassReason.UNHOMED: 1500},
+    )
+    snapshot = Snapshot(
+        {"tiny": model},
+        TierStatus(
+            backend="resident",
+            device="GPU [1]",
+            used=3 << 20,
+            budget=4096 << 20,
+            reservations={"tiny": 5 << 19},
+            faults=1,
+            fault="it was lost",
+        ),
+        BankSnapshot(limit=64 << 20, used=1 << 20, entries=3, dropped=1, dropped_positions=1200),
+    )
+    monkeypatch.setattr(daemon.live.engine._loop, "snapshot", snapshot)
+    return snapshot
+
+
+def words(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_status_tells_how_the_bank_stands(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl(capsys, "status").splitlines()[-1] == (
+        "host bank: 3 conversations in 1.0 of 64.0 MiB, 1 dropped (1,200 positions)"
+    )
+
+
+def test_tier_for_people(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl(capsys, "tier").splitlines()[:3] == [
+        "GPU [1] (resident)",
+        "3.0 of 4,096.0 MiB used, 4,093.0 MiB free",
+        "given up once in the middle of work, last for this: it was lost",
+    ]
+    assert words(ctl(capsys, "tier"))[3:] == [["model", "MiB"], ["tiny", "2.5"]]
+
+
+def test_regions_as_a_table(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
+    heading, live, pinned, free = words(ctl(capsys, "regions"))
+    assert heading == ["model", "region", "state", "of", "positions", "last", "used"]
+    assert live[:5] == ["tiny", "0", "live", LONG_ID, "1,234"]
+    assert pinned[:6] == ["tiny", "1", "pinned", "claim", "7", "5"]
+    assert pinned[6].startswith("3,60")
+    assert free == ["tiny", "2", "free", "0", "never"]
+
+
+def test_sessions_as_a_table(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
+    _, device, host, why = ctl(capsys, "sessions").splitlines()
+    assert device.split() == [LONG_ID, "tiny", "region", "0", "running", "1,234", "1,000", "235"]
+    assert host.split() == ["cmpl-2", "tiny", "host", "(unhomed)", "moving,", "paused", "4", "4", "0"]
+    assert why == "unhomed: no region of K/V was free on the device"
+
+
+def test_passes_as_a_table(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
+    heading, row = words(ctl(capsys, "passes"))
+    assert heading == ["model", "outcome", "reason", "words", "passes"]
+    assert row == ["tiny", "gpu:resident", "unhomed", *PassReason.UNHOMED.words.split(), "1,500"]
+
+
+def test_views_as_json(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = {name: json.loads(ctl(capsys, name, "--json")) for name in ("tier", "regions", "sessions")}
+    assert answers["tier"]["faults"] == 1
+    assert answers["regions"]["models"][0]["regions"][1]["claim"] == 7
+    assert answers["sessions"]["sessions"][1]["reason"] == "unhomed"
+    assert json.loads(ctl(capsys, "passes", "--json")) == {
+        "models": [
+            {
+                "id": "tiny",
+                "outcome": "gpu:resident",
+                "passes": [{"reason": "unhomed", "words": PassReason.UNHOMED.words, "count": 1500}],
+            }
+        ]
+    }
+
+
+def test_what_is_empty_is_said(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        daemon.live.engine._loop, "snapshot", Snapshot(tier=TierStatus(reason="gpu.mode is off"))
+    )
+    assert ctl(capsys, "tier") == "no GPU: gpu.mode is off\n"
+    assert ctl(capsys, "regions") == "no model has regions on a GPU\n"
+    assert ctl(capsys, "sessions") == "no stream is running\n"
+    assert ctl(capsys, "passes") == "nothing that was meant for a GPU has run on the CPU\n"
+
+
 def test_flush_says_what_it_freed(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = {"prompt": list(range(1, 30)), "max_tokens": 2, "ignore_eos": True}
     assert daemon.live.post("/v1/completions", prompt).status_code == 200
@@ -142,7 +259,7 @@ def test_faults_are_one_line(
     assert "cannot read" in fails(capsys, 2, "--url", daemon.url, "--token-file", missing, "status")
 
 
-@pytest.mark.parametrize("command", ["status", "slots", "flush"])
+@pytest.mark.parametrize("command", ["status", "slots", "tier", "regions", "sessions", "passes", "flush"])
 @pytest.mark.parametrize("body", [b"[]", b'{"models": 3}'])
 def test_json_of_another_shape_is_one_line(
     command: str, body: bytes, capsys: pytest.CaptureFixture[str]

@@ -81,7 +81,7 @@ def ask(server: Administered, model: str) -> None:
 
 def test_status_tells_how_the_models_stand(server: Administered) -> None:
     answer = body(server.unix.get("/status"))
-    assert set(answer) == {"version", "uptime_s", "models", "loading"}
+    assert set(answer) == {"version", "uptime_s", "models", "loading", "bank"}
     assert answer["version"] == tierd.__version__
     assert 0 < answer["uptime_s"] < 60
     assert answer["loading"] == []
@@ -121,6 +121,28 @@ def test_status_counts_streams_and_pages_while_they_run(held: Administered) -> N
     finally:
         for connection in connections:
             connection.close()
+
+
+def test_sessions_are_the_streams_that_run(held: Administered) -> None:
+    request = {"model": "two", "prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True}
+    with closing(held.live.send("/v1/completions", request)):
+        held.gate.step(3)
+        wait_until(lambda: any(s["generated"] == 3 for s in body(held.unix.get("/sessions"))["sessions"]))
+        (session,) = body(held.unix.get("/sessions"))["sessions"]
+        assert session.pop("id").startswith("cmpl-")
+        assert session == {
+            "model": "two",
+            "region": None,
+            "positions": 5,
+            "prompt": 3,
+            "generated": 3,
+            "paused": False,
+            "moving": False,
+            "reason": None,
+            "words": "",
+        }
+    held.gate.open()
+    wait_until(lambda: body(held.unix.get("/sessions")) == {"sessions": []})
 
 
 def test_slots_tell_what_the_models_are(server: Administered, tiny_model: ModelSettings) -> None:
@@ -185,7 +207,9 @@ def test_what_is_not_there_is_answered_in_the_same_shape(server: Administered) -
     assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
 
 
-@pytest.mark.parametrize("path", ["/status", "/slots", "/flush", "/drain"])
+@pytest.mark.parametrize(
+    "path", ["/status", "/slots", "/tier", "/regions", "/sessions", "/passes", "/flush", "/drain"]
+)
 def test_the_public_listener_has_none_of_it(server: Administered, path: str) -> None:
     for method in ("GET", "POST"):
         assert server.live.http.request(method, path).status_code == 404

@@ -195,6 +195,7 @@ def _ctl(
     \b
     Examples:
       tierd ctl status
+      tierd ctl passes --json
       tierd ctl flush --model smol
       tierd ctl --url http://box:8081 --token-file token status
     """
@@ -206,16 +207,23 @@ def _ctl(
 _json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
 
+def _show(client: Client, view: str, as_json: bool) -> None:
+    from tierd.cli.ctl_views import VIEWS
+
+    answer = client.get(f"/{view}")
+    if as_json:
+        _print_json(answer)
+    else:
+        shape, print_view = VIEWS[view]
+        print_view(client.shaped(answer, shape))
+
+
 @_ctl.command("status")
 @_json
 @click.pass_obj
 def _status(client: Client, as_json: bool) -> None:
-    """Show the models, their streams and their K/V pages."""
-    from tierd.cli.ctl import print_status
-    from tierd.http.admin import Status
-
-    answer = client.get("/status")
-    _print_json(answer) if as_json else print_status(client.shaped(answer, Status))
+    """Show the models, their streams and their K/V pages, and what the host bank holds."""
+    _show(client, "status", as_json)
 
 
 @_ctl.command("slots")
@@ -223,11 +231,49 @@ def _status(client: Client, as_json: bool) -> None:
 @click.pass_obj
 def _slots(client: Client, as_json: bool) -> None:
     """Show what each model is and what it was given."""
-    from tierd.cli.ctl import print_slots
-    from tierd.http.admin import Slots
+    _show(client, "slots", as_json)
 
-    answer = client.get("/slots")
-    _print_json(answer) if as_json else print_slots(client.shaped(answer, Slots))
+
+@_ctl.command("tier")
+@_json
+@click.pass_obj
+def _tier(client: Client, as_json: bool) -> None:
+    """Show how the GPU stands: its memory, whose that is, and how often it has failed."""
+    _show(client, "tier", as_json)
+
+
+@_ctl.command("regions")
+@_json
+@click.pass_obj
+def _regions(client: Client, as_json: bool) -> None:
+    """Show the regions of K/V on the GPU, and what is in them.
+
+    \b
+    States:
+      free     nobody's
+      live     of a running stream, which is named
+      parked   kept for a conversation that may go on; its claim is named
+      pinned   parked, and no other conversation may have it
+      leaving  what it holds is on its way out
+      scratch  for prompts of streams whose K/V is on the host
+    """
+    _show(client, "regions", as_json)
+
+
+@_ctl.command("sessions")
+@_json
+@click.pass_obj
+def _sessions(client: Client, as_json: bool) -> None:
+    """Show the running streams, where their K/V is, and why one is not on the GPU."""
+    _show(client, "sessions", as_json)
+
+
+@_ctl.command("passes")
+@_json
+@click.pass_obj
+def _passes(client: Client, as_json: bool) -> None:
+    """Show what was meant for the GPU and ran on the CPU, and why, since each model was put where it is."""
+    _show(client, "passes", as_json)
 
 
 @_ctl.command("flush")

@@ -25,6 +25,7 @@ from tierd.errors import UnauthorizedError
 from tierd.http.body import read_body
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.responses import json_response
+from tierd.http.tier_views import Bank, PassesView, RegionsView, SessionsView, TierView
 from tierd.settings import ModelSettings, Settings
 
 
@@ -62,6 +63,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     models: list[ModelStatus]
     loading: list[str]
+    bank: Bank
 
 
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,11 +125,16 @@ class AdminRoutes:
         return [
             Route("/status", self.status),
             Route("/slots", self.slots),
+            Route("/tier", self.tier),
+            Route("/regions", self.regions),
+            Route("/sessions", self.sessions),
+            Route("/passes", self.passes),
             Route("/flush", self.flush, methods=["POST"]),
         ]
 
     async def status(self, request: Request) -> Response:
         """Tell how the server stands."""
+        snapshot = self._engine.snapshot
         models = [
             ModelStatus(
                 id=id,
@@ -139,11 +146,17 @@ class AdminRoutes:
                 waiting=model.waiting,
                 pages=_pages(model),
             )
-            for id, model in sorted(self._engine.snapshot.models.items())
+            for id, model in sorted(snapshot.models.items())
         ]
-        uptime = round(time.monotonic() - self._started, 3)
-        loading = list(self._engine.catalogue.loading)
-        return json_response(Status(version=__version__, uptime_s=uptime, models=models, loading=loading))
+        return json_response(
+            Status(
+                version=__version__,
+                uptime_s=round(time.monotonic() - self._started, 3),
+                models=models,
+                loading=list(self._engine.catalogue.loading),
+                bank=Bank.of(snapshot.bank),
+            )
+        )
 
     async def slots(self, request: Request) -> Response:
         """Tell all about the models that answer."""
@@ -157,6 +170,22 @@ class AdminRoutes:
                 ]
             )
         )
+
+    async def tier(self, request: Request) -> Response:
+        """Tell how the device stands."""
+        return json_response(TierView.of(self._engine.snapshot))
+
+    async def regions(self, request: Request) -> Response:
+        """Tell what is in the regions of K/V on the device."""
+        return json_response(RegionsView.of(self._engine.snapshot, time.monotonic()))
+
+    async def sessions(self, request: Request) -> Response:
+        """Tell what streams run, and where their K/V is."""
+        return json_response(SessionsView.of(self._engine.snapshot))
+
+    async def passes(self, request: Request) -> Response:
+        """Tell what was handed to the CPU, and why."""
+        return json_response(PassesView.of(self._engine.snapshot))
 
     async def flush(self, request: Request) -> Response:
         """Forget what the prefix cache keeps, of one model or of all."""
