@@ -9,12 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from device_planes import read_blocks, read_floats
+from gpu import Gpu
 from hostkernels import calls
 from hostkernels.calls import Floats, Planes
+from tierd.backends.resident.matmuls import Form
 from tierd.models.formats import weight_format
 from tiny import random_tensor_bytes
 
 SEGMENTS = 8
+_BEYOND = np.float32(-7.0)
 # A format of each layout.
 FORMATS = {
     "q8": "Q8_0",
@@ -122,3 +125,74 @@ def product(weights: Weights, x: Quantised | Floats, terms: int = 1) -> Floats:
     whole = halves[..., 0] if parts == 1 else halves[..., 0] + halves[..., 1]
     values = x.scale[:, None] * whole  # shape (rows of x, outputs, blocks)
     return _by_segments(np.moveaxis(values.reshape(-1, terms, *values.shape[1:]), 1, -1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product, with what is added to it, and what must come out."""
+
+    weights: Weights
+    x: Quantised | Floats
+    bias: Floats | None
+    residual: Floats | None
+    expected: Floats
+    terms: int = 1
+
+    @classmethod
+    def random(
+        cls, layout: str, outputs: int, columns: int, rows: int, *, added: bool, terms: int = 1
+    ) -> Case:
+        """Make one. added: with a bias and a residual."""
+        weights = Weights.random(layout, outputs, columns, seed=outputs)
+        random = np.random.default_rng(rows)
+        x: Quantised | Floats
+        if layout in FLOAT_LAYOUTS:
+            x = random.standard_normal((rows, weights.blocks * 32), np.float32)
+        else:
+            x = Quantised.random(rows * terms, weights.blocks, seed=rows)
+        expected = product(weights, x, terms)
+        bias = residual = None
+        if added:
+            bias = random.standard_normal(outputs, np.float32)
+            residual = random.standard_normal((rows, outputs + 8), np.float32)
+            expected = expected + bias + residual[:, :outputs]
+        return cls(weights, x, bias, residual, expected, terms)
+
+    def run(self, gpu: Gpu, form: Form) -> Floats:
+        """Return what a form computes, after a check that it writes nothing else."""
+        rows, outputs = self.expected.shape
+        x = self.x
+        if isinstance(x, Quantised):
+            x_quants, x_scales, x_stride = gpu.place(x.q), gpu.place(x.plane).address, 0
+        else:
+            wider = np.full((rows, x.shape[1] + 32), np.float32(np.nan))
+            wider[:, : x.shape[1]] = x
+            x_quants, x_scales, x_stride = gpu.place(wider), 0, wider.shape[1]
+        quants, high, scales = (
+            gpu.place(plane).address if plane.size else 0 for plane in self.weights.planes
+        )
+        out = gpu.place(np.full((rows + 1, outputs + 32), _BEYOND))
+        gpu.run(
+            form.kernel,
+            form.variant,
+            (-(-outputs // form.outputs), -(-rows // form.rows), 1),
+            dict(form.constants),
+            form.subgroup,
+            quants=quants,
+            high=high,
+            scales=scales,
+            x_quants=x_quants.address,
+            x_scales=x_scales,
+            bias=0 if self.bias is None else gpu.place(self.bias).address,
+            residual=0 if self.residual is None else gpu.place(self.residual).address,
+            out=out.address,
+            blocks=self.weights.blocks,
+            outputs=outputs,
+            x_stride=x_stride,
+            out_stride=outputs + 32,
+            residual_stride=0 if self.residual is None else self.residual.shape[1],
+            rows=rows,
+        )
+        assert (out.values[rows:] == _BEYOND).all()
+        assert (out.values[:, outputs:] == _BEYOND).all()
+        return out.values[:rows, :outputs].copy()

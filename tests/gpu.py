@@ -62,8 +62,8 @@ def _close(*buffers: Buffer) -> None:
 class Gpu:
     """Runs installed kernels, one dispatch at a time, and waits for it."""
 
-    def __init__(self) -> None:
-        self.device = Device.open(allow_software=True, validate=True)
+    def __init__(self, *, cooperative_matrix: bool = False) -> None:
+        self.device = Device.open(allow_software=True, validate=True, cooperative_matrix=cooperative_matrix)
         assert not host_sees(self.device)
         self._pipelines: dict[tuple[Any, ...], Pipeline] = {}
         self._placed: weakref.WeakSet[Placed] = weakref.WeakSet()
@@ -82,15 +82,19 @@ class Gpu:
         variant: str,
         grid: tuple[int, int, int],
         constants: Mapping[str, int | float] | None = None,
+        subgroup: int = 0,
         **push: float,
     ) -> None:
-        """Run a kernel's variant over a grid of groups. constants: by name. push: its push fields."""
+        """Run a kernel's variant over a grid of groups. constants: by name. push: its push fields.
+
+        subgroup: see `Device.pipeline`.
+        """
         kernel = manifest.kernel(name)
-        key = (name, variant, *sorted((constants or {}).items()))
+        key = (name, variant, subgroup, *sorted((constants or {}).items()))
         if key not in self._pipelines:
             values = {kernel.constants[name]: value for name, value in (constants or {}).items()}
             spirv = manifest.spirv(kernel, variant)
-            self._pipelines[key] = self.device.pipeline(spirv, kernel.push_bytes, values)
+            self._pipelines[key] = self.device.pipeline(spirv, kernel.push_bytes, values, subgroup)
         placed = list(self._placed)
         recorder = self.device.recorder()
         for each in placed:

@@ -1,90 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from device_matmul import FLOAT_LAYOUTS, FORMATS, Quantised, Weights, product
+from backends.vkapi.devices import AMD_RESIZABLE_BAR, LAVAPIPE_26, NVIDIA_RESIZABLE_BAR
+from device_matmul import FLOAT_LAYOUTS, FORMATS, Case, Quantised
 from gpu import Gpu
-from hostkernels.calls import Floats
 from tierd.backends.resident.matmuls import Form, form_of
-
-BEYOND = np.float32(-7.0)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A product, with what is added to it, and what must come out."""
-
-    weights: Weights
-    x: Quantised | Floats
-    bias: Floats | None
-    residual: Floats | None
-    expected: Floats
-    terms: int = 1
-
-    @classmethod
-    def random(
-        cls, layout: str, outputs: int, columns: int, rows: int, *, added: bool, terms: int = 1
-    ) -> Case:
-        weights = Weights.random(layout, outputs, columns, seed=outputs)
-        random = np.random.default_rng(rows)
-        x: Quantised | Floats
-        if layout in FLOAT_LAYOUTS:
-            x = random.standard_normal((rows, weights.blocks * 32), np.float32)
-        else:
-            x = Quantised.random(rows * terms, weights.blocks, seed=rows)
-        expected = product(weights, x, terms)
-        bias = residual = None
-        if added:
-            bias = random.standard_normal(outputs, np.float32)
-            residual = random.standard_normal((rows, outputs + 8), np.float32)
-            expected = expected + bias + residual[:, :outputs]
-        return cls(weights, x, bias, residual, expected, terms)
-
-    @property
-    def rows(self) -> int:
-        return len(self.expected)
-
-    def run(self, gpu: Gpu, form: Form) -> Floats:
-        """Return what a form computes, after a check that it writes nothing else."""
-        rows, outputs = self.expected.shape
-        x = self.x
-        if isinstance(x, Quantised):
-            x_quants, x_scales, x_stride = gpu.place(x.q), gpu.place(x.plane).address, 0
-        else:
-            wider = np.full((rows, x.shape[1] + 32), np.float32(np.nan))
-            wider[:, : x.shape[1]] = x
-            x_quants, x_scales, x_stride = gpu.place(wider), 0, wider.shape[1]
-        quants, high, scales = (
-            gpu.place(plane).address if plane.size else 0 for plane in self.weights.planes
-        )
-        out = gpu.place(np.full((rows + 1, outputs + 32), BEYOND))
-        gpu.run(
-            form.kernel,
-            form.variant,
-            (-(-outputs // form.outputs), -(-rows // form.rows), 1),
-            dict(form.constants),
-            quants=quants,
-            high=high,
-            scales=scales,
-            x_quants=x_quants.address,
-            x_scales=x_scales,
-            bias=0 if self.bias is None else gpu.place(self.bias).address,
-            residual=0 if self.residual is None else gpu.place(self.residual).address,
-            out=out.address,
-            blocks=self.weights.blocks,
-            outputs=outputs,
-            x_stride=x_stride,
-            out_stride=outputs + 32,
-            residual_stride=0 if self.residual is None else self.residual.shape[1],
-            rows=rows,
-        )
-        assert (out.values[rows:] == BEYOND).all()
-        assert (out.values[:, outputs:] == BEYOND).all()
-        return out.values[:rows, :outputs].copy()
+from tierd.backends.vkapi import DeviceFacts
+from tierd.backends.vkapi.facts import without_matrices
 
 
 def forms(gpu: Gpu, case: Case) -> Iterator[Form]:
@@ -172,6 +99,31 @@ def test_the_form_follows_the_device(gpu: Gpu) -> None:
         ("matmul", "q6.shuffle"),
     }
     assert form_of(slow, "bf16", terms=0, blocks=1, rows=1).variant == "bf16"
+
+
+@pytest.mark.parametrize(
+    "facts", [NVIDIA_RESIZABLE_BAR, AMD_RESIZABLE_BAR, LAVAPIPE_26], ids=lambda f: f.name
+)
+@pytest.mark.parametrize(("layout", "terms"), [("q4", 1), ("q6", 2), ("bf16", 0)])
+def test_all_tiles_are_on_cooperative_matrices_once_they_are_used(
+    facts: DeviceFacts, layout: str, terms: int
+) -> None:
+    exact = without_matrices(facts)
+    for rows in range(1, 9):
+        form = form_of(facts, layout, terms=terms, blocks=8, rows=rows)
+        assert form == form_of(exact, layout, terms=terms, blocks=8, rows=rows)
+    forms = {form_of(facts, layout, terms=terms, blocks=8, rows=rows) for rows in (9, 64, 65, 264, 4096)}
+    (form,) = forms
+    assert (form.kernel, form.variant) == ("matmul_coop", f"{layout}.coop")
+    assert form.subgroup == facts.limits.subgroup
+    assert form_of(exact, layout, terms=terms, blocks=8, rows=9).kernel == "matmul"
+    constants = dict(form.constants)
+    assert constants["TERMS"] == max(terms, 1)
+    teams = constants["LANES"] // form.subgroup
+    assert constants["TEAM_ROWS"] * constants["TEAM_OUTPUTS"] * teams == form.rows * form.outputs
+    assert form.rows % constants["TEAM_ROWS"] == constants["TEAM_ROWS"] % constants["M"] == 0
+    assert form.outputs % constants["TEAM_OUTPUTS"] == constants["TEAM_OUTPUTS"] % constants["N"] == 0
+    assert 32 % constants["K"] == 0
 
 
 @pytest.mark.parametrize("blocks", [3, 4, 8, 18, 20, 48, 64, 77, 344])

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tierd.backends.vkapi.facts import DeviceFacts, Limits, MemoryHeap, MemoryType, QueueFamily
+from tierd.backends.vkapi.choose import MATRIX_FEATURES
+from tierd.backends.vkapi.facts import (
+    DeviceFacts,
+    Limits,
+    MatrixShape,
+    MemoryHeap,
+    MemoryType,
+    QueueFamily,
+)
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -26,14 +34,17 @@ def device(
     without: str = "",
     shared: int = 48 << 10,
     invocations: int = 1024,
+    subgroup: int = 32,
+    matrices: tuple[tuple[int, int, int], ...] = (),
 ) -> DeviceFacts:
-    """A device that has all that is required, but for one feature."""
+    """A device that has all that is required, but for one feature. matrices: m, n, k of cooperative ones."""
     features = {
         "bufferDeviceAddress",
         "timelineSemaphore",
         "storageBuffer16BitAccess",
         "shaderInt64",
         "shaderIntegerDotProduct",
+        *(MATRIX_FEATURES if matrices else ()),
     }
     return DeviceFacts(
         name=name,
@@ -50,7 +61,7 @@ def device(
             invocations=invocations,
             groups=(65535, 65535, 65535),
             allocation=4 * GIB,
-            subgroup=32,
+            subgroup=subgroup,
             timestamp_period=1.0,
         ),
         features=frozenset(features - {without}),
@@ -58,6 +69,7 @@ def device(
         memory_types=tuple(_type(*entry) for entry in types),
         heaps=tuple(MemoryHeap(*entry) for entry in heaps),
         queues=queues,
+        matrices=tuple(MatrixShape(*shape) for shape in matrices),
     )
 
 
@@ -79,6 +91,7 @@ NVIDIA_RESIZABLE_BAR = device(
     heaps=[(24 * GIB, True), (48 * GIB, False)],
     types=[*_NVIDIA_TYPES, (0, "local visible")],
     queues=(_GRAPHICS, _COPY, _COMPUTE, _VIDEO, _VIDEO),
+    matrices=((16, 16, 16), (16, 8, 16), (16, 8, 8)),
 )
 AMD = device(
     "AMD Radeon RX 580 Series (RADV POLARIS10)",
@@ -111,6 +124,8 @@ AMD_RESIZABLE_BAR = device(
         (0, "visible cached special"),
     ],
     queues=(_GRAPHICS, _COMPUTE, _VIDEO),
+    subgroup=64,
+    matrices=((16, 16, 16),),
 )
 AMD_INTEGRATED = device(
     "AMD Custom GPU 0405 (RADV VANGOGH)",
@@ -137,6 +152,15 @@ LLVMPIPE = device(
     heaps=[(2 * GIB, True)],
     types=[(0, "local visible cached")],
     shared=32 << 10,
+)
+LAVAPIPE_26 = device(
+    "llvmpipe (LLVM 22.1.8, 256 bits)",
+    type="software",
+    heaps=[(23 * GIB, True)],
+    types=[(0, "local visible cached")],
+    shared=32 << 10,
+    subgroup=8,
+    matrices=((8, 8, 8),),
 )
 VIRTUAL = device(
     "Virtio-GPU Venus", type="virtual", heaps=[(4 * GIB, True)], types=[(0, "local"), (0, "local visible")]

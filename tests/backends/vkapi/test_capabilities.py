@@ -6,7 +6,7 @@ import importlib.resources
 import struct
 from pathlib import Path
 
-from tierd.backends.vkapi.choose import REQUIRED_FEATURES
+from tierd.backends.vkapi.choose import MATRIX_FEATURES, REQUIRED_FEATURES
 from tierd.backends.vkapi.facts import SUBGROUP_SHUFFLE
 
 # Capability numbers of the SPIR-V specification, by the feature that allows them.
@@ -17,6 +17,9 @@ ALLOWED_BY = {
     4433: "storageBuffer16BitAccess",  # StorageBuffer16BitAccess
     61: None,  # GroupNonUniform, which every device of Vulkan 1.1 has in compute shaders
     65: SUBGROUP_SHUFFLE,  # GroupNonUniformShuffle
+    9: "shaderFloat16",  # Float16
+    5345: "vulkanMemoryModel",  # VulkanMemoryModel
+    6022: "cooperativeMatrix",  # CooperativeMatrixKHR
     6018: "shaderIntegerDotProduct",  # DotProductInput4x8BitPacked
     6019: "shaderIntegerDotProduct",  # DotProduct
 }
@@ -34,7 +37,11 @@ def capabilities(spirv: bytes) -> list[int]:
 
 
 # What a variant of that name may use besides.
-OPTIONAL = {"dot": "shaderIntegerDotProduct", "shuffle": SUBGROUP_SHUFFLE}
+OPTIONAL = {
+    "dot": {"shaderIntegerDotProduct"},
+    "shuffle": {SUBGROUP_SHUFFLE},
+    "coop": set(MATRIX_FEATURES),
+}
 
 
 def test_only_required_features_are_used_and_others_in_variants_named_for_them() -> None:
@@ -43,5 +50,5 @@ def test_only_required_features_are_used_and_others_in_variants_named_for_them()
     assert modules
     for module in modules:
         needed = {ALLOWED_BY[number] for number in capabilities(module.read_bytes())} - {None}
-        optional = {OPTIONAL[part] for part in module.name.split(".") if part in OPTIONAL}
+        optional = set().union(*(OPTIONAL.get(part, ()) for part in module.name.split(".")))
         assert needed <= {*REQUIRED_FEATURES, *optional}, module.name

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 
 import pytest
 
 from backends.vkapi.devices import (
     AMD,
     AMD_INTEGRATED,
+    AMD_RESIZABLE_BAR,
     GIB,
     INTEL_ARC,
     INTEL_INTEGRATED,
+    LAVAPIPE_26,
     LLVMPIPE,
     NVIDIA,
     NVIDIA_RESIZABLE_BAR,
     VIRTUAL,
     device,
 )
-from tierd.backends.vkapi import DeviceFacts, choose_device
-from tierd.backends.vkapi.choose import REQUIRED_FEATURES, choose_queues
-from tierd.backends.vkapi.facts import QueueFamily
+from tierd.backends.vkapi import DeviceFacts, choose_device, choose_matrix
+from tierd.backends.vkapi.choose import (
+    MATRIX_FEATURES,
+    REQUIRED_FEATURES,
+    choose_queues,
+    matrix_decline,
+)
+from tierd.backends.vkapi.facts import MatrixShape, QueueFamily, needed_extensions, without_matrices
 from tierd.errors import DeviceError
 
 
@@ -116,3 +124,61 @@ def test_compute_keeps_off_graphics_and_copies_have_a_queue_of_their_own_where_t
 def test_a_queue_for_video_is_not_one_for_copies() -> None:
     video = QueueFamily(compute=False, transfer=True, other=True)
     assert choose_queues([video, QueueFamily(compute=True, transfer=True)]) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("facts", "shape"),
+    [
+        (NVIDIA_RESIZABLE_BAR, MatrixShape(16, 16, 16)),
+        (AMD_RESIZABLE_BAR, MatrixShape(16, 16, 16)),
+        (LAVAPIPE_26, MatrixShape(8, 8, 8)),
+        (lone(matrices=((8, 8, 16), (64, 64, 16), (16, 16, 8), (8, 16, 16))), MatrixShape(16, 16, 8)),
+    ],
+    ids=lambda value: value.name if isinstance(value, DeviceFacts) else "",
+)
+def test_the_largest_cooperative_matrices_that_fit_are_taken(facts: DeviceFacts, shape: MatrixShape) -> None:
+    assert choose_matrix(facts) == shape
+    assert matrix_decline(facts) == ""
+
+
+@pytest.mark.parametrize("feature", MATRIX_FEATURES)
+def test_a_feature_that_cooperative_matrices_miss_is_named(feature: str) -> None:
+    facts = lone(matrices=((16, 16, 16),), without=feature)
+    assert matrix_decline(facts) == f"lacks {feature}"
+    assert choose_device([facts], allow_software=False) == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "decline"),
+    [
+        (lone(matrices=((32, 32, 16), (16, 16, 4))), r"sizes .*: 32 x 32 x 16, 16 x 16 x 4\)$"),
+        (lone(matrices=((16, 16, 16),), subgroup=128), "has subgroups of 128 lanes, 8, 16, 32, 64 are "),
+        (LLVMPIPE, "lacks cooperativeMatrix, "),
+        (NVIDIA, "lacks cooperativeMatrix, "),
+    ],
+)
+def test_cooperative_matrices_that_will_not_do_are_declined(facts: DeviceFacts, decline: str) -> None:
+    assert re.search(decline, matrix_decline(facts))
+
+
+def test_cooperative_matrices_of_other_numbers_are_none() -> None:
+    facts = dataclasses.replace(lone(matrices=((16, 16, 16),)), matrices=())
+    assert matrix_decline(facts).endswith("added up as 32-bit ones: none)")
+
+
+def test_what_belongs_to_cooperative_matrices_is_left_alone_unless_they_are_used() -> None:
+    extension = "VK_KHR_cooperative_matrix"
+    facts = dataclasses.replace(NVIDIA_RESIZABLE_BAR, extensions=frozenset({extension}))
+    assert needed_extensions(facts) == [extension]
+    left = without_matrices(facts)
+    assert needed_extensions(left) == []
+    assert choose_matrix(left) is None
+    assert facts.features - left.features == {
+        "cooperativeMatrix",
+        "subgroupSizeControl",
+        "computeFullSubgroups",
+    }
+    older = dataclasses.replace(
+        facts, api=(1, 2, 200), extensions=frozenset({extension, "VK_EXT_subgroup_size_control"})
+    )
+    assert needed_extensions(older) == ["VK_EXT_subgroup_size_control", extension]

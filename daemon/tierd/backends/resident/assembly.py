@@ -39,11 +39,15 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Shader:
-    """What a pipeline is made of. constants: (name, value) of specialisation constants."""
+    """What a pipeline is made of. constants: (name, value) of specialisation constants.
+
+    subgroup: lanes that its subgroups must have, 0 where any number will do.
+    """
 
     kernel: str
     variant: str = "plain"
     constants: tuple[tuple[str, int], ...] = ()
+    subgroup: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ class Assembler:
             "rows": places.selected if self._live.live is Live.SELECTED else places.max_rows,
         }
         form = form_of(self._facts, weights.layout, terms=op.terms, blocks=weights.blocks, rows=self._rows)
-        shader = Shader(form.kernel, form.variant, form.constants)
+        shader = Shader(form.kernel, form.variant, form.constants, form.subgroup)
         grid = (-(-weights.rows // form.outputs), Per(self._live.live, form.rows), 1)
         reads = [self._form(op.x, op.terms > 0), *([op.residual] if op.residual else [])]
         return dataclasses.replace(dispatch(shader, push, grid, reads, op.outs), weights=weights.bytes)

@@ -1,15 +1,19 @@
-"""Which form of the matmul a step takes on a device. All give the same bits.
+"""Which form of the matmul a step takes on a device. All give the same bits, but for one.
 
 `matvec` reads a matrix once for few rows, its segments side by side; `matmul` computes a tile of outputs and
 rows. A device whose loads are dear takes the variants that load least: `matvec_unrolled`, whose pipelines are
 made for one number of blocks, or tiles where it would be too long.
+
+On a device that was opened with its cooperative matrices (gpu.cooperative_matrix) all tiles are computed by
+`matmul_coop`, which adds in an order of its own: there, a row's bits depend on whether its step has few rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tierd.backends.vkapi.facts import DeviceFacts
+from tierd.backends.vkapi.choose import choose_matrix
+from tierd.backends.vkapi.facts import DeviceFacts, MatrixShape
 from tierd.errors import UnsupportedModelError
 
 # Rows up to which a matrix is read once for all of them.
@@ -18,17 +22,24 @@ FEW_ROWS = (1, 2, 4, 8)
 _LANES = 32
 # Most products of a block and a row that code without loops is written out for.
 _UNROLLED = 64
+# The tile of a group on cooperative matrices, and its lanes.
+_MATRIX_ROWS, _MATRIX_OUTPUTS = 64, 128
+_MATRIX_LANES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A kernel, what its pipeline is made with, and the tile of one group of it: outputs, rows."""
+    """A kernel, what its pipeline is made with, and the tile of one group of it: outputs, rows.
+
+    subgroup: lanes that its subgroups must have, 0 where any number will do.
+    """
 
     kernel: str
     variant: str
     constants: tuple[tuple[str, int], ...]
     outputs: int
     rows: int
+    subgroup: int = 0
 
 
 def check_outputs(facts: DeviceFacts, outputs: int) -> None:
@@ -45,6 +56,9 @@ def form_of(facts: DeviceFacts, layout: str, *, terms: int, blocks: int, rows: i
     """
     few = next((few for few in FEW_ROWS if rows <= few), None)
     lines = max(terms, 1)  # of a row
+    matrix = choose_matrix(facts)
+    if matrix is not None and few is None:
+        return _on_matrices(facts, layout, matrix, lines)
     if facts.dear_loads:
         return _of_dear_loads(facts, f"{layout}.shuffle", blocks, few, lines)
     width = 4 if terms else 2
@@ -54,6 +68,26 @@ def form_of(facts: DeviceFacts, layout: str, *, terms: int, blocks: int, rows: i
         return _tile("matmul", variant, facts, teams=8, width=width, rows=4, lines=lines)
     ahead = width if few * lines <= 2 else width // 2
     return Form("matvec", variant, (("ROWS", few), ("AHEAD", ahead), ("TERMS", lines)), _LANES, few)
+
+
+def _on_matrices(facts: DeviceFacts, layout: str, matrix: MatrixShape, lines: int) -> Form:
+    """Return the form on cooperative matrices, its tile shared among subgroups, two or four of them down."""
+    subgroup = facts.limits.subgroup
+    teams = _MATRIX_LANES // subgroup
+    rows = _MATRIX_ROWS // (2 if teams <= 8 else 4)
+    constants = {
+        "LANES": _MATRIX_LANES,
+        "TERMS": lines,
+        "TILE_ROWS": _MATRIX_ROWS,
+        "TILE_OUTPUTS": _MATRIX_OUTPUTS,
+        "TEAM_ROWS": rows,
+        "TEAM_OUTPUTS": _MATRIX_ROWS * _MATRIX_OUTPUTS // (teams * rows),
+        "M": matrix.m,
+        "N": matrix.n,
+        "K": matrix.k,
+    }
+    variant = f"{layout}.coop"
+    return Form("matmul_coop", variant, tuple(constants.items()), _MATRIX_OUTPUTS, _MATRIX_ROWS, subgroup)
 
 
 def _of_dear_loads(facts: DeviceFacts, variant: str, blocks: int, few: int | None, lines: int) -> Form:

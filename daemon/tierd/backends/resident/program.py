@@ -25,7 +25,7 @@ class Pipelines:
             kernel = manifest.kernel(shader.kernel)
             constants = {kernel.constants[name]: value for name, value in shader.constants}
             code = manifest.spirv(kernel, shader.variant)
-            self._made[shader] = self._device.pipeline(code, kernel.push_bytes, constants)
+            self._made[shader] = self._device.pipeline(code, kernel.push_bytes, constants, shader.subgroup)
         return self._made[shader]
 
 

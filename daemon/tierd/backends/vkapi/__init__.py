@@ -5,7 +5,7 @@
 roles that the host sees, a view. Errors are those of tierd's tree: DeviceError and its kinds.
 """
 
-from tierd.backends.vkapi.choose import choose_device
+from tierd.backends.vkapi.choose import choose_device, choose_matrix
 from tierd.backends.vkapi.commands import Commands, Recorder
 from tierd.backends.vkapi.device import Device, available
 from tierd.backends.vkapi.facts import DeviceFacts
@@ -25,4 +25,5 @@ __all__ = [
     "Role",
     "available",
     "choose_device",
+    "choose_matrix",
 ]

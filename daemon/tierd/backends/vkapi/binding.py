@@ -137,10 +137,14 @@ class Vk:
 
     def enumerate(self, name: str, ctype: str, *args: Any) -> Any:
         """Call a function that fills a counted array of `ctype`, and return the array."""
+        type_id = self.type_id(ctype) if self.ffi.typeof(ctype).kind == "struct" else None
         while True:
             count = self.ffi.new("uint32_t *")
             self.call(name, *args, count, self.null)
             items = self.ffi.new(f"{ctype}[]", count[0])
+            if type_id is not None:
+                for item in items:
+                    item.sType = type_id
             result = self.value(name, *args, count, items)
             if result and result != INCOMPLETE:
                 raise error_of(int(result), name, self.where)
@@ -162,13 +166,18 @@ class Vk:
             self._type_ids[name] = int(getattr(self.k, name)().sType) if typed else None
         return self._type_ids[name]
 
+    def _takes_device(self, name: str) -> bool:
+        """Whether a function is of a device, or of what belongs to one; not of a physical device."""
+        above = [self.ffi.typeof(handle) for handle in ("VkInstance", "VkPhysicalDevice")]
+        return self.ffi.typeof(f"PFN_{name}").args[0] not in above
+
     def _resolve(self, name: str) -> Any:
         """Find a function as near to the device as it is known, which saves the loader's dispatch."""
         if name in _GLOBAL:
             return getattr(self.k.lib, name)
         address = self.null
         text = self.ffi.new("char[]", name.encode())
-        if self.device != self.null:
+        if self.device != self.null and self._takes_device(name):
             address = self.k.lib.vkGetDeviceProcAddr(self.device, text)
         if address == self.null:
             address = self.k.lib.vkGetInstanceProcAddr(self.instance, text)

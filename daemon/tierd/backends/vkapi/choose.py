@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tierd.backends.vkapi.facts import DeviceFacts, QueueFamily
+from tierd.backends.vkapi.facts import SUBGROUP_SIZE, DeviceFacts, MatrixShape, QueueFamily
 from tierd.errors import DeviceError
 
 REQUIRED_FEATURES = ("bufferDeviceAddress", "timelineSemaphore", "storageBuffer16BitAccess", "shaderInt64")
@@ -12,6 +12,20 @@ _REQUIRED_API = (1, 2, 0)
 # What the shaders' workgroups take at most: bytes of shared memory, invocations.
 _SHARED = 32 << 10
 _INVOCATIONS = 256
+
+# What a product on cooperative matrices needs besides.
+MATRIX_FEATURES = (
+    "cooperativeMatrix",
+    "shaderFloat16",
+    "vulkanMemoryModel",
+    "subgroupSizeControl",
+    "computeFullSubgroups",
+    SUBGROUP_SIZE,
+)
+# The sides that its tiles can be cut into, columns of a step by k, and the lanes that it can be shared among.
+_SIDES = (8, 16)
+_DEPTHS = (8, 16, 32)
+_SUBGROUPS = (8, 16, 32, 64)
 
 _PREFERENCE = ("discrete", "integrated", "virtual", "software")
 
@@ -56,6 +70,29 @@ def choose_device(facts: Sequence[DeviceFacts], *, allow_software: bool) -> int:
         return _PREFERENCE.index(device.type), -local, index
 
     return min(usable, key=rank)
+
+
+def choose_matrix(facts: DeviceFacts) -> MatrixShape | None:
+    """Return the largest of a device's cooperative matrices that tiles can be cut into, if there is one."""
+    fitting = [
+        shape for shape in facts.matrices if shape.m in _SIDES and shape.n in _SIDES and shape.k in _DEPTHS
+    ]
+    return max(fitting, key=lambda shape: (shape.m * shape.n * shape.k, shape.m, shape.n), default=None)
+
+
+def matrix_decline(facts: DeviceFacts) -> str:
+    """Return why a device's cooperative matrices cannot be used, in plain words, or "" when they can."""
+    missing = [name for name in MATRIX_FEATURES if name not in facts.features]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    if choose_matrix(facts) is None:
+        sizes = ", ".join(map(str, facts.matrices)) or "none"
+        return f"has cooperative matrices of unfit sizes (of 16-bit floats, added up as 32-bit ones: {sizes})"
+    if facts.limits.subgroup not in _SUBGROUPS:
+        return (
+            f"has subgroups of {facts.limits.subgroup} lanes, {', '.join(map(str, _SUBGROUPS))} are possible"
+        )
+    return ""
 
 
 def choose_queues(families: Sequence[QueueFamily]) -> tuple[int, ...]:

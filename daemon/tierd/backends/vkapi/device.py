@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tierd.backends.vkapi.binding import Vk
-from tierd.backends.vkapi.choose import choose_queues
+from tierd.backends.vkapi.choose import choose_queues, matrix_decline
 from tierd.backends.vkapi.commands import Commands, Recorder
-from tierd.backends.vkapi.facts import DeviceFacts, enable, feature_chain, needed_extensions
+from tierd.backends.vkapi.facts import (
+    DeviceFacts,
+    enable,
+    feature_chain,
+    needed_extensions,
+    without_matrices,
+)
 from tierd.backends.vkapi.instance import Instance, Validation
 from tierd.backends.vkapi.memory import Buffer, Memory
 from tierd.backends.vkapi.memory_types import Role
@@ -52,6 +58,7 @@ class Device:
         hide_host_visible: bool | None = None,
         validate: Validation = False,
         pipeline_cache: Path | None = None,
+        cooperative_matrix: bool = False,
     ) -> Device:
         """Open the best device there is. Raises DeviceError with the reasons when there is none.
 
@@ -59,12 +66,16 @@ class Device:
         for what the device has. hide_host_visible: treat device-local memory as if the host could not see it;
         None: where TIERD_HIDE_HOST_VISIBLE is 1.
         validate: run under the Khronos validation layer, "sync" for its check of barriers too.
-        pipeline_cache: a directory that keeps compiled pipelines.
+        pipeline_cache: a directory that keeps compiled pipelines. cooperative_matrix: use the device's
+        cooperative matrices; where it has none that will do, `matrix_decline` says why.
         """
         with contextlib.ExitStack() as made:
             instance = Instance(validate=validate)
             made.callback(instance.close)
             physical, facts = instance.choose(allow_software=allow_software)
+            decline = matrix_decline(facts) if cooperative_matrix else ""
+            if decline or not cooperative_matrix:
+                facts = without_matrices(facts)
             queues = choose_queues(facts.queues)
             _open_logical(instance.vk, physical, facts, queues)
             made.callback(_close_logical, instance.vk)
@@ -83,7 +94,9 @@ class Device:
             made.callback(memory.close)
             pipelines = Pipelines(instance.vk, facts, pipeline_cache)
             made.callback(pipelines.close)
-            return cls(instance, facts, timelines, memory, pipelines, made.pop_all())
+            device = cls(instance, facts, timelines, memory, pipelines, made.pop_all())
+            device.matrix_decline = decline
+            return device
 
     def __init__(
         self,
@@ -97,6 +110,7 @@ class Device:
         """Use `open`. timelines: of the queue for steps, and of the one for copies if that is another."""
         self.vk = instance.vk
         self.facts = facts
+        self.matrix_decline = ""
         self._instance = instance
         self._steps, copies = timelines[0], timelines[-1]
         self._memory = memory
@@ -145,10 +159,14 @@ class Device:
         return self._memory.buffer(size, role)
 
     def pipeline(
-        self, spirv: bytes, push_bytes: int, constants: Mapping[int, int | float] | None = None
+        self,
+        spirv: bytes,
+        push_bytes: int,
+        constants: Mapping[int, int | float] | None = None,
+        subgroup: int = 0,
     ) -> Pipeline:
         """Return the pipeline of a shader, which lives as long as the device. See `Pipelines.make`."""
-        return self._pipelines.make(spirv, push_bytes, constants or {})
+        return self._pipelines.make(spirv, push_bytes, constants or {}, subgroup)
 
     def save_pipelines(self) -> None:
         """Keep what was compiled so far on disk. `close` does so too."""

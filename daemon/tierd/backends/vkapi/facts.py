@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +22,26 @@ _FEATURES = {
         "vulkanMemoryModelDeviceScope",
     ),
     "VkPhysicalDeviceShaderIntegerDotProductFeatures": ("shaderIntegerDotProduct",),
+    "VkPhysicalDeviceSubgroupSizeControlFeatures": ("subgroupSizeControl", "computeFullSubgroups"),
+    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": ("cooperativeMatrix",),
 }
-_DOT_EXTENSION = "VK_KHR_shader_integer_dot_product"
 MEMORY_BUDGET = "VK_EXT_memory_budget"
-_DOT_PRODUCT = "VkPhysicalDeviceShaderIntegerDotProductFeatures"
+_DOT_EXTENSION = "VK_KHR_shader_integer_dot_product"
+_SIZE_EXTENSION = "VK_EXT_subgroup_size_control"
+_MATRIX_EXTENSION = "VK_KHR_cooperative_matrix"
+# Structs that only an extension brings, or, where one is given, a version of Vulkan.
+_BROUGHT_BY: dict[str, tuple[str, tuple[int, int, int] | None]] = {
+    "VkPhysicalDeviceShaderIntegerDotProductFeatures": (_DOT_EXTENSION, (1, 3, 0)),
+    "VkPhysicalDeviceSubgroupSizeControlFeatures": (_SIZE_EXTENSION, (1, 3, 0)),
+    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": (_MATRIX_EXTENSION, None),
+}
 _QUEUE_PROTECTED_BIT = 0x10  # the package does not name it
 _ACCELERATED = "integerDotProduct4x8BitPackedSignedAccelerated"
 # Not a feature to switch on: what compute shaders may do with their subgroups.
 SUBGROUP_SHUFFLE = "subgroupShuffle"
+SUBGROUP_SIZE = "requiredSubgroupSize"
+# What products on cooperative matrices use, and nothing else does.
+_OF_MATRICES = {"cooperativeMatrix", "subgroupSizeControl", "computeFullSubgroups"}
 
 _TYPES = {
     "VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU": "discrete",
@@ -96,12 +109,25 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixShape:
+    """A size of cooperative matrices: m by k times k by n."""
+
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.m} x {self.n} x {self.k}"
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """A physical device.
 
     type: discrete, integrated, virtual, software or other. api: the version it offers.
     features: names, as Vulkan spells them, out of those that tierd knows to use.
-    memory_types, heaps: in Vulkan's order, which is what their numbers refer to.
+    memory_types, heaps: in Vulkan's order, which is what their numbers refer to. matrices: those that a
+    subgroup multiplies as 16-bit floats and adds up as 32-bit ones; none where that was not asked for.
     """
 
     name: str
@@ -118,6 +144,7 @@ class DeviceFacts:
     memory_types: tuple[MemoryType, ...]
     heaps: tuple[MemoryHeap, ...]
     queues: tuple[QueueFamily, ...]
+    matrices: tuple[MatrixShape, ...] = ()
 
     @property
     def fast_dot(self) -> bool:
@@ -144,8 +171,11 @@ def read_facts(vk: Vk, physical: Any) -> DeviceFacts:
     p12 = structs.new("VkPhysicalDeviceVulkan12Properties")
     p13 = structs.new("VkPhysicalDeviceVulkan13Properties")
     dot = structs.new("VkPhysicalDeviceShaderIntegerDotProductProperties")
+    size = structs.new("VkPhysicalDeviceSubgroupSizeControlProperties")
     if modern:
-        optional = [p13] if api >= (1, 3, 0) else [dot] if _DOT_EXTENSION in extensions else []
+        brought = [(dot, _DOT_EXTENSION), (size, _SIZE_EXTENSION)]
+        optional = [struct for struct, extension in brought if extension in extensions]
+        optional = [p13] if api >= (1, 3, 0) else optional
         vk.call("vkGetPhysicalDeviceProperties2", physical, structs.chain(first, p11, p12, *optional))
     limits = first.properties.limits
     features = _features(vk, physical, api, extensions) if modern else set()
@@ -157,6 +187,8 @@ def read_facts(vk: Vk, physical: Any) -> DeviceFacts:
     shuffles = p11.subgroupSupportedOperations & vk.k.VK_SUBGROUP_FEATURE_SHUFFLE_BIT
     if shuffles and p11.subgroupSupportedStages & vk.k.VK_SHADER_STAGE_COMPUTE_BIT:
         features.add(SUBGROUP_SHUFFLE)
+    if (p13.requiredSubgroupSizeStages | size.requiredSubgroupSizeStages) & vk.k.VK_SHADER_STAGE_COMPUTE_BIT:
+        features.add(SUBGROUP_SIZE)
     sizes = [int(size) for size in (p11.maxMemoryAllocationSize, p13.maxBufferSize) if size]
     memory = structs.new("VkPhysicalDeviceMemoryProperties")
     vk.call("vkGetPhysicalDeviceMemoryProperties", physical, memory)
@@ -188,6 +220,17 @@ def read_facts(vk: Vk, physical: Any) -> DeviceFacts:
             for heap in memory.memoryHeaps[0 : memory.memoryHeapCount]
         ),
         queues=_queue_families(vk, physical),
+        matrices=_matrices(vk, physical) if "cooperativeMatrix" in features else (),
+    )
+
+
+def without_matrices(facts: DeviceFacts) -> DeviceFacts:
+    """Return the facts of a device as if it had no cooperative matrices, so that nothing of them is used."""
+    return dataclasses.replace(
+        facts,
+        features=facts.features - _OF_MATRICES,
+        extensions=facts.extensions - {_MATRIX_EXTENSION},
+        matrices=(),
     )
 
 
@@ -197,8 +240,9 @@ def feature_chain(
     """Return a VkPhysicalDeviceFeatures2 with all that may be chained to it, and each struct by its name."""
     first = structs.new("VkPhysicalDeviceFeatures2")
     by_name = {name: structs.new(name) for name in _FEATURES if name != "VkPhysicalDeviceFeatures"}
-    if api < (1, 3, 0) and _DOT_EXTENSION not in extensions:
-        del by_name[_DOT_PRODUCT]
+    for name, (extension, version) in _BROUGHT_BY.items():
+        if extension not in extensions and (version is None or api < version):
+            del by_name[name]
     structs.chain(first, *by_name.values())
     by_name["VkPhysicalDeviceFeatures"] = vk.ffi.addressof(first, "features")
     return first, by_name
@@ -214,6 +258,8 @@ def enable(by_name: dict[str, Any], features: frozenset[str]) -> None:
 def needed_extensions(facts: DeviceFacts) -> list[str]:
     """Return the extensions to enable: those that tierd uses where a device has them."""
     wanted = {MEMORY_BUDGET} if facts.api >= (1, 3, 0) else {MEMORY_BUDGET, _DOT_EXTENSION}
+    if facts.matrices:
+        wanted |= {_MATRIX_EXTENSION} if facts.api >= (1, 3, 0) else {_MATRIX_EXTENSION, _SIZE_EXTENSION}
     return sorted(wanted & facts.extensions)
 
 
@@ -224,6 +270,26 @@ def _features(vk: Vk, physical: Any, api: tuple[int, int, int], extensions: froz
     return {
         feature for name, struct in by_name.items() for feature in _FEATURES[name] if getattr(struct, feature)
     }
+
+
+def _matrices(vk: Vk, physical: Any) -> tuple[MatrixShape, ...]:
+    k = vk.k
+    structs = vk.structs()
+    stages = structs.new("VkPhysicalDeviceCooperativeMatrixPropertiesKHR")
+    first = structs.new("VkPhysicalDeviceProperties2", pNext=stages)
+    vk.call("vkGetPhysicalDeviceProperties2", physical, first)
+    if not stages.cooperativeMatrixSupportedStages & k.VK_SHADER_STAGE_COMPUTE_BIT:
+        return ()
+    half, single = k.VK_COMPONENT_TYPE_FLOAT16_KHR, k.VK_COMPONENT_TYPE_FLOAT32_KHR
+    found = vk.enumerate(
+        "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", "VkCooperativeMatrixPropertiesKHR", physical
+    )
+    return tuple(
+        MatrixShape(each.MSize, each.NSize, each.KSize)
+        for each in found
+        if (each.AType, each.BType, each.CType, each.ResultType) == (half, half, single, single)
+        and each.scope == k.VK_SCOPE_SUBGROUP_KHR
+    )
 
 
 def _memory_type(vk: Vk, entry: Any) -> MemoryType:

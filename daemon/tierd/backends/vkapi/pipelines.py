@@ -18,6 +18,7 @@ from tierd.errors import DeviceError
 
 _HEADER = b"tierd pipelines 1\n"
 _DIGEST_BYTES = 32
+_REQUIRE_FULL_SUBGROUPS_BIT = 2  # the package does not name it
 
 
 class Pipeline:
@@ -51,11 +52,14 @@ class Pipelines:
         )
         self._cache = vk.create("vkCreatePipelineCache", "VkPipelineCache", vk.device, info, vk.null)
 
-    def make(self, spirv: bytes, push_bytes: int, constants: Mapping[int, int | float]) -> Pipeline:
+    def make(
+        self, spirv: bytes, push_bytes: int, constants: Mapping[int, int | float], subgroup: int = 0
+    ) -> Pipeline:
         """Return the pipeline of a shader whose entry is `main`, compiled when it is first asked for.
 
         constants: specialisation constants of 32 bits by id, an int for int, uint and bool, a float for
-        float. Raises DeviceError.
+        float. subgroup: the lanes that every subgroup must have; 0: what the device chooses. Raises
+        DeviceError.
         """
         if len(spirv) % 4 or not spirv:
             raise DeviceError(f"a shader of {len(spirv)} bytes is no SPIR-V; reinstall tierd")
@@ -64,13 +68,15 @@ class Pipelines:
                 f"{push_bytes} bytes of push constants are more than the {self._facts.limits.push} that "
                 f"{self._facts.name} takes"
             )
-        key = (spirv, push_bytes, tuple(map(_constant, constants.values())), tuple(constants))
+        key = (spirv, push_bytes, tuple(map(_constant, constants.values())), tuple(constants), subgroup)
         with self._lock:
             if key not in self._pipelines:
-                self._pipelines[key] = self._make(spirv, push_bytes, constants)
+                self._pipelines[key] = self._make(spirv, push_bytes, constants, subgroup)
             return self._pipelines[key]
 
-    def _make(self, spirv: bytes, push_bytes: int, constants: Mapping[int, int | float]) -> Pipeline:
+    def _make(
+        self, spirv: bytes, push_bytes: int, constants: Mapping[int, int | float], subgroup: int
+    ) -> Pipeline:
         vk = self._vk
         structs = vk.structs()
         words = structs.array("uint32_t", memoryview(spirv).cast("I"))
@@ -78,7 +84,8 @@ class Pipelines:
         module = vk.create("vkCreateShaderModule", "VkShaderModule", vk.device, code, vk.null)
         try:
             layout = self._layout(push_bytes)
-            return Pipeline(self._compile(structs, module, layout, constants), layout, push_bytes)
+            handle = self._compile(structs, module, layout, constants, subgroup)
+            return Pipeline(handle, layout, push_bytes)
         finally:
             vk.call("vkDestroyShaderModule", vk.device, module, vk.null)
 
@@ -118,7 +125,12 @@ class Pipelines:
         return self._layouts[push_bytes]
 
     def _compile(
-        self, structs: Structs, module: Any, layout: Any, constants: Mapping[int, int | float]
+        self,
+        structs: Structs,
+        module: Any,
+        layout: Any,
+        constants: Mapping[int, int | float],
+        subgroup: int,
     ) -> Any:
         vk = self._vk
         values = b"".join(map(_constant, constants.values()))
@@ -140,6 +152,11 @@ class Pipelines:
             pName="main",
             pSpecializationInfo=specialisation,
         )
+        if subgroup:
+            stage.flags = _REQUIRE_FULL_SUBGROUPS_BIT
+            stage.pNext = structs.new(
+                "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=subgroup
+            )
         info = structs.new("VkComputePipelineCreateInfo", stage=stage[0], layout=layout)
         return vk.create("vkCreateComputePipelines", "VkPipeline", vk.device, self._cache, 1, info, vk.null)
 
