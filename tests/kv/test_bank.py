@@ -151,6 +151,22 @@ def test_what_is_live_or_pinned_or_not_yet_kept_stays() -> None:
     assert (filling.dropped, live.dropped) == (True, True)
 
 
+def test_what_is_read_goes_only_with_its_last_reader() -> None:
+    bank = Bank(100 * POSITION)
+    entry = put(bank, [1, 2])
+    bank.pin(entry)
+    bank.pin(entry)
+    bank.close(entry)
+    bank.close(entry)
+    assert bank.find("m", "host", [1, 2]) is None
+    with pytest.raises(ValueError, match="the entry is closed"):
+        bank.pin(entry)
+    bank.unpin(entry)
+    assert (bank.entries, bank.used, entry.dropped, len(entry.layers)) == ((entry,), entry.bytes, False, 2)
+    bank.unpin(entry)
+    assert (bank.entries, bank.used, entry.dropped) == ((), 0, True)
+
+
 def test_flushing_leaves_what_is_in_use() -> None:
     bank = Bank(100 * POSITION)
     live, parked, other = put(bank, [1], live=True), put(bank, [2]), put(bank, [3], model="n")
@@ -172,9 +188,7 @@ def test_misuse_is_refused() -> None:
         bank.keep(entry, [1, 2, 3])
     with pytest.raises(ValueError, match="has no pin"):
         bank.unpin(entry)
-    bank.pin(entry)
     bank.close(entry)
-    bank.unpin(entry)
     for act in (bank.touch, bank.pin, bank.parked):
         with pytest.raises(ValueError, match="the entry is closed"):
             act(entry)

@@ -22,10 +22,22 @@ class Banked:
     """The rows of one conversation. The bank alone changes it; whoever opened it writes its `layers`.
 
     layers: for each row store, shape (positions, its row's bytes); memory is touched as it is written.
-    live: a stream will need it again. dropped: it had to make room, or was closed: its rows are gone.
+    live: a stream will need it again. pins: who reads its rows. closing: it goes with the last of them.
+    dropped: it had to make room, or was closed: its rows are gone.
     """
 
-    __slots__ = ("dropped", "layers", "live", "model", "origin", "packed", "pins", "positions", "row_bytes")
+    __slots__ = (
+        "closing",
+        "dropped",
+        "layers",
+        "live",
+        "model",
+        "origin",
+        "packed",
+        "pins",
+        "positions",
+        "row_bytes",
+    )
 
     def __init__(
         self, model: str, origin: str, row_bytes: tuple[int, ...], positions: int, *, live: bool
@@ -38,6 +50,7 @@ class Banked:
         self.layers: list[Rows] = [np.empty((positions, count), np.uint8) for count in row_bytes]
         self.packed: bytes | None = None  # tokens, once it is kept
         self.pins = 0
+        self.closing = False
         self.dropped = False
 
     @property
@@ -141,24 +154,25 @@ class Bank:
         self._entries[entry] = None
 
     def pin(self, entry: Banked) -> None:
-        """Keep an entry whose rows are being read from being dropped, until it is unpinned as often."""
+        """Keep an entry's rows there while they are being read, until it is unpinned as often."""
         self._refuse_closed(entry)
         entry.pins += 1
 
     def unpin(self, entry: Banked) -> None:
-        """Take a pin off, also of an entry that was closed since. ValueError for one without a pin."""
+        """Take a pin off. ValueError for an entry without one."""
         if not entry.pins:
             raise ValueError("the entry has no pin")
         entry.pins -= 1
+        if entry.closing and not entry.pins:
+            self._remove(entry)
 
     def close(self, entry: Banked) -> None:
-        """Give an entry's room back, whatever it is. Once more does nothing."""
-        if entry not in self._entries:
-            return
-        del self._entries[entry]
-        self.used -= entry.bytes
-        entry.dropped = True
-        entry.layers = []
+        """Give an entry's room back, once nobody reads it; it is not found any more. Again does nothing."""
+        if entry.pins:
+            entry.closing = True
+            entry.packed = None
+        elif entry in self._entries:
+            self._remove(entry)
 
     def flush(self, model: str | None = None) -> int:
         """Close all that might be dropped, of one model or of all; return how many that were."""
@@ -184,12 +198,18 @@ class Bank:
         return True
 
     def _drop(self, entry: Banked) -> None:
-        self.close(entry)
+        self._remove(entry)
         self.dropped += 1
         self.dropped_positions += entry.valid
         if self._on_drop is not None:
             self._on_drop(entry)
 
+    def _remove(self, entry: Banked) -> None:
+        del self._entries[entry]
+        self.used -= entry.bytes
+        entry.dropped = True
+        entry.layers = []
+
     def _refuse_closed(self, entry: Banked) -> None:
-        if entry not in self._entries:
+        if entry.closing or entry not in self._entries:
             raise ValueError("the entry is closed")
