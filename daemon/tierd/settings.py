@@ -175,12 +175,14 @@ class GPUSettings:
     allow_software: whether a device that is a program on the processor counts.
     require: what every model must reach; with "none" it may run on the CPU instead.
     vram_limit_mb: MiB of device memory that all models may take; 0: what the device has.
+    cooperative_matrix: whether a device that multiplies matrices does so, where bits then depend on the load.
     """
 
     mode: str = field(default="auto", metadata=_checked(_one_of(*GPU_MODES)))
     allow_software: bool = False
     require: str = field(default="none", metadata=_checked(_one_of(*GPU_TIERS)))
     vram_limit_mb: int = field(default=0, metadata=_checked(_within(0)))
+    cooperative_matrix: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

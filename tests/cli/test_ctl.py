@@ -127,6 +127,7 @@ def published(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
         TierStatus(
             backend="resident",
             device="GPU [1]",
+            products="bit for bit",
             used=3 << 20,
             budget=4096 << 20,
             reservations={"tiny": 5 << 19},
@@ -150,12 +151,13 @@ def test_status_tells_how_the_bank_stands(published: Snapshot, capsys: pytest.Ca
 
 
 def test_tier_for_people(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ctl(capsys, "tier").splitlines()[:3] == [
+    assert ctl(capsys, "tier").splitlines()[:4] == [
         "GPU [1] (resident)",
+        "products are bit for bit",
         "3.0 of 4,096.0 MiB used, 4,093.0 MiB free",
         "given up once in the middle of work, last for this: it was lost",
     ]
-    assert words(ctl(capsys, "tier"))[3:] == [["model", "MiB"], ["tiny", "2.5"]]
+    assert words(ctl(capsys, "tier"))[4:] == [["model", "MiB"], ["tiny", "2.5"]]
 
 
 def test_regions_as_a_table(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,7 @@ def test_lists_what_the_files_hold(
         "problem": None,
         "outcome": "cpu",
         "decline": NO_DRIVER,
+        "products": "",
     }
     assert cut["problem"].startswith(f"{broken}: ")
     assert (cut["id"], cut["default"], cut["architecture"], cut["outcome"]) == ("broken", False, None, None)

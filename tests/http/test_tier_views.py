@@ -68,6 +68,7 @@ def test_tier() -> None:
     tier = TierStatus(
         backend="resident",
         device="GPU",
+        products="bit for bit",
         used=300,
         budget=1000,
         reservations={"two": 100, "one": 200},
@@ -79,6 +80,7 @@ def test_tier() -> None:
     assert answer == {
         "backend": "resident",
         "device": "GPU",
+        "products": "bit for bit",
         "reason": "",
         "memory": {"used": 300, "free": 700, "budget": 1000},
         "reservations": {"one": 200, "two": 100},

@@ -140,4 +140,4 @@ def test_a_model_that_was_not_configured_gets_what_is_left(tiny: Path, tier_of: 
 
 def test_foreseeing_puts_nothing_anywhere(tiny: Path) -> None:
     settings = Settings(gpu=GPUSettings(allow_software=True), models=(model(tiny),))
-    assert foresee(settings) == {"tiny": Foreseen("gpu:resident")}
+    assert foresee(settings) == {"tiny": Foreseen("gpu:resident", products="bit for bit")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def test_a_model_lives_on_the_device(tiny: Path, tier_of: TierOf, caplog: pytest
     assert (slot.context, slot.executor.pages, slot.executor.page_positions) == (100, 2, 128)
     assert slot.executor.max_rows == 16 + 2
     assert 0 < status.used < status.budget
-    assert foresee(settings) == {"tiny": Foreseen("gpu:resident")}
+    assert foresee(settings) == {"tiny": Foreseen("gpu:resident", products="bit for bit")}
 
     host = tier_of(each, mode="off")[0].open(each)
     assert isinstance(slot.executor, ResidentExecutor)
@@ -52,6 +53,25 @@ def test_a_model_lives_on_the_device(tiny: Path, tier_of: TierOf, caplog: pytest
     assert tier.status().used == 0
     tier.close()
     assert (tier.status().device, tier.status().reason) == ("", "closed")
+
+
+def test_it_is_said_whether_cooperative_matrices_are_used(
+    tiny: Path, tier_of: TierOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tierd")
+    each = model(tiny, context=100)
+    tier, settings = tier_of(each, cooperative_matrix=True)
+    slot = tier.open(each)
+    status = tier.status()
+    lacking = re.fullmatch(rf"bit for bit, since {re.escape(status.device)} (lacks|has) .+", status.products)
+    used = re.fullmatch(r"on cooperative matrices of \d+ x \d+ x \d+, not bit for bit", status.products)
+    assert lacking or used
+    (record,) = (record for record in caplog.records if "gpu.cooperative_matrix" in record.message)
+    assert record.message == f"gpu.cooperative_matrix is set: products are {status.products}"
+    assert record.levelname == ("WARNING" if lacking else "INFO")
+    assert (slot.outcome, slot.decline) == ("gpu:resident", "")
+    assert foresee(settings) == {"tiny": Foreseen("gpu:resident", products=status.products)}
+    slot.close()
 
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "q8_0", "tq4"])

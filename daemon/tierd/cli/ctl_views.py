@@ -64,6 +64,8 @@ def print_tier(tier: TierView) -> None:
         memory = tier.memory
         backend = f" ({tier.backend})" if tier.backend else ""
         _say(console, f"{tier.device}{backend}")
+        if tier.products:
+            _say(console, f"products are {tier.products}")
         _say(console, f"{_mib(memory.used)} of {_mib(memory.budget)} MiB used, {_mib(memory.free)} MiB free")
     else:
         _say(console, f"no GPU: {tier.reason}" if tier.reason else "no GPU is in use")

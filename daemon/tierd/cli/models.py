@@ -21,6 +21,7 @@ from tierd.models.gguf import GGUFFile
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import read_template
 from tierd.tier.placing import Foreseen, foresee, required_error
+from tierd.tier.status import BIT_FOR_BIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class ModelReport:
     size: bytes of the file. weights: format name -> its share of the weights' bytes, largest first.
     context: positions it was trained for. problem: why it cannot be served; None when it can.
     outcome: where it would run if it were loaded now. decline: why not on the device, "" when it would or is
-    not meant to.
+    not meant to. products: how the device would multiply by its matrices, "" on the host.
     """
 
     id: str
@@ -43,6 +44,7 @@ class ModelReport:
     chat: bool | None = None
     outcome: str | None = None
     decline: str = ""
+    products: str = ""
     problem: str | None = None
 
 
@@ -61,7 +63,7 @@ def _place(report: ModelReport, foreseen: Foreseen | None, required: str) -> Mod
         return report
     if foreseen.decline and required != "none":
         return dataclasses.replace(report, problem=str(required_error(required, foreseen.decline)))
-    return dataclasses.replace(report, outcome=foreseen.outcome, decline=foreseen.decline)
+    return dataclasses.replace(report, **dataclasses.asdict(foreseen))
 
 
 def _describe(model: ModelSettings) -> ModelReport:
@@ -97,7 +99,7 @@ def print_json(reports: Sequence[ModelReport]) -> None:
 
 
 def print_table(reports: Sequence[ModelReport]) -> None:
-    """Print the reports as a table; below it, what cannot be served, and what not on the device, and why."""
+    """Print the reports as a table; below it, what cannot be served, or not as expected, and why."""
     table = Table(box=None, pad_edge=False)
     for heading in ("model", "architecture", "size", "weights", "context", "serves", "runs on"):
         justify: JustifyMethod = "right" if heading in ("size", "context") else "left"
@@ -117,18 +119,19 @@ def print_table(reports: Sequence[ModelReport]) -> None:
     for report in reports:
         if report.problem is not None:
             console.print(f"\n{report.id}: {report.problem}", style="red", markup=False, soft_wrap=True)
-    for decline, declined in _by_decline(reports).items():
-        text = f"\n{', '.join(declined)}: not on the GPU: {decline}"
-        console.print(text, style="yellow", markup=False, soft_wrap=True)
+    for remark, models in _by_remark(reports).items():
+        console.print(f"\n{', '.join(models)}: {remark}", style="yellow", markup=False, soft_wrap=True)
 
 
-def _by_decline(reports: Sequence[ModelReport]) -> dict[str, list[str]]:
-    """Return the models that are declined, by the reason."""
-    declined: dict[str, list[str]] = {}
+def _by_remark(reports: Sequence[ModelReport]) -> dict[str, list[str]]:
+    """Return the models that run in another way than one would expect, by what is to be said of them."""
+    remarks: dict[str, list[str]] = {}
     for report in reports:
         if report.decline:
-            declined.setdefault(report.decline, []).append(report.id)
-    return declined
+            remarks.setdefault(f"not on the GPU: {report.decline}", []).append(report.id)
+        if report.products not in ("", BIT_FOR_BIT):
+            remarks.setdefault(f"products are {report.products}", []).append(report.id)
+    return remarks
 
 
 def _mix(weights: Mapping[str, float]) -> str:

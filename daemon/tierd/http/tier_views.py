@@ -19,12 +19,14 @@ class Memory(msgspec.Struct, frozen=True):
 class TierView(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tier. backend: what runs models on the device. device: its name, "" when there is none.
 
+    products: how it multiplies by matrices, "bit for bit" or in other words; "" when there is none.
     reason: why there is none. reservations: bytes by model. faults: how often the device was given up in the
     middle of its work; fault: what it said last, "" where it never was.
     """
 
     backend: str
     device: str
+    products: str
     reason: str
     memory: Memory
     reservations: dict[str, int]
@@ -38,6 +40,7 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             backend=tier.backend,
             device=tier.device,
+            products=tier.products,
             reason=tier.reason,
             memory=Memory(tier.used, tier.free, tier.budget),
             reservations=dict(sorted(tier.reservations.items())),

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from tierd.backends.resident.image import default_directory
 from tierd.backends.resident.witness import witness
-from tierd.backends.vkapi import Device
+from tierd.backends.vkapi import Device, choose_matrix
 from tierd.errors import DeviceError, DeviceLostError, DeviceTimeoutError
 from tierd.settings import GPUSettings
+from tierd.tier.status import BIT_FOR_BIT
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ def _resident(settings: GPUSettings) -> Verdict:
             allow_software=settings.allow_software,
             vram_limit=settings.vram_limit_mb * _MIB,
             pipeline_cache=default_directory().with_name("pipelines"),
+            cooperative_matrix=settings.cooperative_matrix,
         )
     except DeviceError as error:
         return Verdict(str(error), None)
@@ -79,7 +81,18 @@ def _resident(settings: GPUSettings) -> Verdict:
         "device %s: %s, Vulkan %s, %.0f MiB for models",
         facts.name, facts.type, ".".join(map(str, facts.api)), device.budget() / _MIB,
     )  # fmt: skip
+    if settings.cooperative_matrix:
+        level = logging.WARNING if device.matrix_decline else logging.INFO
+        log.log(level, "gpu.cooperative_matrix is set: products are %s", products_of(device))
     return Verdict("", device)
+
+
+def products_of(device: Device) -> str:
+    """Return how a device multiplies by matrices, and why so where another way was asked for."""
+    if device.matrix_decline:
+        return f"{BIT_FOR_BIT}, since {device.facts.name} {device.matrix_decline}"
+    matrix = choose_matrix(device.facts)
+    return BIT_FOR_BIT if matrix is None else f"on cooperative matrices of {matrix}, not {BIT_FOR_BIT}"
 
 
 WITNESSES: dict[str, Callable[[GPUSettings], Verdict]] = {"resident": _resident}

@@ -18,7 +18,7 @@ from tierd.models.plan import Plan
 from tierd.progress import logged
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import Placed
-from tierd.tier.availability import Availability
+from tierd.tier.availability import Availability, products_of
 from tierd.tier.budget import Need, Placement, Room, share_out, shrink
 from tierd.tier.needs import need_of, shape_of
 from tierd.tier.status import TierStatus
@@ -97,7 +97,12 @@ class DeviceSite:
         if verdict.device is None:
             return TierStatus(reason=verdict.reason)
         device = verdict.device
-        return TierStatus(device=device.facts.name, used=device.used, budget=device.budget())
+        return TierStatus(
+            device=device.facts.name,
+            products=products_of(device),
+            used=device.used,
+            budget=device.budget(),
+        )
 
     def close(self) -> None:
         """Close the device, if it was opened. All executors on it have been closed."""

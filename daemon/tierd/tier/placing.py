@@ -85,10 +85,14 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """Where a model would run. decline: why not on the device, "" when it would or is not meant to."""
+    """Where a model would run. decline: why not on the device, "" when it would or is not meant to.
+
+    products: as in TierStatus, "" on the host.
+    """
 
     outcome: str
     decline: str = ""
+    products: str = ""
 
 
 def foresee(settings: Settings) -> dict[str, Foreseen]:
@@ -100,9 +104,11 @@ def foresee(settings: Settings) -> dict[str, Foreseen]:
         with closing(site):
             if site.reason:
                 return {model.id: Foreseen("cpu", site.reason) for model in settings.models}
+            shares = site.shares()
+            there = Foreseen(site.outcome, products=site.status().products)
             return {
-                model: Foreseen("cpu", share) if isinstance(share, str) else Foreseen(site.outcome)
-                for model, share in site.shares().items()
+                model: Foreseen("cpu", share) if isinstance(share, str) else there
+                for model, share in shares.items()
             }
 
 

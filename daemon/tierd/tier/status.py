@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+BIT_FOR_BIT = "bit for bit"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStatus:
     """backend: what runs models on the device. device: its name, "" when there is none; reason: why.
 
+    products: how it multiplies by matrices, BIT_FOR_BIT or other words; "" when there is none.
     used, budget: bytes that models take, and may. reservations: of each model that has got room there.
     faults: how often the device failed in its work and was given up; fault: what it said last.
     """
 
     backend: str = ""
     device: str = ""
+    products: str = ""
     used: int = 0
     budget: int = 0
     reservations: Mapping[str, int] = field(default_factory=dict)
