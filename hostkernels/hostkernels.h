@@ -30,7 +30,7 @@
 #endif
 
 /* cffi: begin */
-enum { HK_ABI_VERSION = 5 }; /* the Python side refuses a library of another */
+enum { HK_ABI_VERSION = 6 }; /* the Python side refuses a library of another */
 
 enum {
     HK_BLOCK = 32,   /* columns quantised together */
@@ -297,13 +297,19 @@ enum { HK_HEAD = 64 };
 int64_t hk_sample(const float *logits, int64_t count, float temperature, int64_t top_k, float top_p,
                   float min_p, double draw, void *scratch);
 
-/* Make the tokens of a text less likely, in place, each once. The first `prompt` of its `count` tokens are
- * the prompt's, the rest were generated. A positive logit is divided by `repeat`, another multiplied by it
- * (Keskar et al., "CTRL", 2019). A token that was generated n times, n above 0, loses `presence` and
- * n * `frequency` as well.
- * seen: an int32 for each id of the vocabulary, all zero; they are zero again afterwards. */
-void hk_penalise(float *logits, const int32_t *tokens, int64_t prompt, int64_t count, float repeat,
-                 float presence, float frequency, int32_t *seen);
+/* What a logit becomes before a draw: `plus` is added; then a positive one is divided by `repeat`, another
+ * multiplied by it (Keskar et al., "CTRL", 2019); then `minus` is taken off. */
+typedef struct hk_adjustment {
+    uint32_t id;
+    float plus, repeat, minus;
+} hk_adjustment;
+
+/* Adjust logits in place, each id once. */
+void hk_adjust(float *logits, const hk_adjustment *adjustments, int64_t count);
+
+/* Make -INFINITY of the logits of ids that may not be drawn, in place. allowed: a bit for each id, the lowest
+ * id first. */
+void hk_mask(float *logits, int64_t count, const uint32_t *allowed);
 
 /* The logarithm of the sum of e^logit: a logit less it is a log-probability. NaN counts as nothing. */
 double hk_log_sum_exp(const float *logits, int64_t count);

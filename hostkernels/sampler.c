@@ -381,26 +381,26 @@ int64_t hk_sample(const float *logits, int64_t count, float temperature, int64_t
     return (int64_t)rest.blocks[index / BLOCK] * BLOCK + index % BLOCK;
 }
 
-/* ---- Penalties --------------------------------------------------------------------------------- */
+/* ---- What changes logits before a draw ---------------------------------------------------------- */
 
-void hk_penalise(float *logits, const int32_t *tokens, int64_t prompt, int64_t count, float repeat,
-                 float presence, float frequency, int32_t *seen)
+void hk_adjust(float *logits, const hk_adjustment *adjustments, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++)
-        seen[tokens[i]] += i < prompt ? 0 : 1;
     for (int64_t i = 0; i < count; i++) {
-        const int32_t token = tokens[i], generated = seen[token];
-        if (generated < 0)
-            continue;
-        float logit = logits[token];
-        logit = logit > 0.0f ? logit / repeat : logit * repeat;
-        if (generated > 0)
-            logit -= presence + frequency * (float)generated;
-        logits[token] = logit;
-        seen[token] = -1;
+        const hk_adjustment by = adjustments[i];
+        const float logit = logits[by.id] + by.plus;
+        logits[by.id] = (logit > 0.0f ? logit / by.repeat : logit * by.repeat) - by.minus;
     }
-    for (int64_t i = 0; i < count; i++)
-        seen[tokens[i]] = 0;
+}
+
+void hk_mask(float *logits, int64_t count, const uint32_t *allowed)
+{
+    for (int64_t start = 0; start < count; start += 32) {
+        const uint32_t word = allowed[start / 32];
+        const int64_t size = word == UINT32_MAX ? 0 : hk_min(32, count - start);
+        for (int64_t i = 0; i < size; i++)
+            if (!(word >> i & 1))
+                logits[start + i] = -INFINITY;
+    }
 }
 
 /* ---- Probabilities ----------------------------------------------------------------------------- */

@@ -320,7 +320,7 @@ void main() {
     if ((draw.flags & WANT_LSE) != 0) {
         lse = raw_most(row, parts);
         float sum = whole_mass(row, parts, lse, 1.0, true);
-        lse = is_finite(lse) ? lse + log(sum) : lse;
+        lse = is_finite(lse) ? lse + max(log(sum), 0.0) : lse;  // the best one alone makes `sum` 1
     }
 
     if (lane < CANDIDATES) {

@@ -12,7 +12,10 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tierd.errors import TierdError
+import numpy as np
+import numpy.typing as npt
+
+from tierd.errors import InvalidRequestError, TierdError
 
 
 class FinishReason(enum.StrEnum):
@@ -21,6 +24,40 @@ class FinishReason(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenMask:
+    """Which tokens may be picked, at least one.
+
+    words: a bit for each id, the lowest first, then zeros; uint32, shape (ceil(vocabulary / 32),). Not to be
+    changed. Raises InvalidRequestError where no bit is set.
+    """
+
+    words: npt.NDArray[np.uint32]
+
+    def __post_init__(self) -> None:
+        if not self.words.any():
+            raise InvalidRequestError(
+                "none of the model's tokens is allowed to come next; allow at least one"
+            )
+
+    @classmethod
+    def of(cls, ids: Ordered[int], vocabulary: int) -> TokenMask:
+        """Return the mask of these ids, each below `vocabulary`."""
+        bits = np.zeros(-(-vocabulary // 32) * 32, np.bool_)
+        bits[np.array(ids, np.int64)] = True
+        return cls(np.packbits(bits, bitorder="little").view(np.uint32))
+
+    def __contains__(self, id: int) -> bool:
+        return bool(int(self.words[id // 32]) >> id % 32 & 1)
+
+    @property
+    def lowest(self) -> int:
+        """The lowest id that may be picked."""
+        index = int(np.argmax(self.words != 0))
+        word = int(self.words[index])
+        return 32 * index + (word & -word).bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +71,7 @@ class SamplingParams:
     frequency_penalty: taken off once for each time that it was.
     penalty_window: how many of the most recent tokens, prompt and generated, count; 0 counts all. Tokens
     of the prompt are of no account to presence and frequency.
+    allowed: no other token is ever picked; None allows all.
     temperature: logits are divided by it; 0 picks the most likely token (lowest id on a tie) and ignores
     the rest.
     top_k: keep this many most likely tokens; 0 keeps all.
@@ -47,6 +85,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     penalty_window: int = 0
+    allowed: TokenMask | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -192,23 +231,36 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """How an executor that draws tokens is to pick one; the chain is that of SamplingParams.
+# `plus` is added to an id's logit, then that is divided by `repeat` if positive, else multiplied by it, then
+# `minus` is taken off, in float32. Kernels and shaders read it as it is.
+ADJUSTMENT = np.dtype(
+    [("id", np.uint32), ("plus", np.float32), ("repeat", np.float32), ("minus", np.float32)]
+)
+NO_ADJUSTMENTS = np.empty(0, ADJUSTMENT)
 
-    adjustments: (id, plus, repeat, minus) for every id whose logit changes before all else, each id once:
-    `plus` is added to it, then it is divided by `repeat` if positive, else multiplied by it, then `minus` is
-    taken off, in float32.
-    uniform: a number in [0, 1) that decides. scored: the row's logits are wanted as well.
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draw:
+    """How a token is to be picked from a row of logits; the chain is that of SamplingParams.
+
+    adjustments: of type ADJUSTMENT, for every id whose logit changes before all else, in order, each id once.
+    allowed: then no other token is picked. uniform: a number in [0, 1) that decides.
+    top_logprobs: the token's log-probability is wanted, and those of this many most likely ones; None: none.
     """
 
-    adjustments: tuple[tuple[int, float, float, float], ...] = ()
+    adjustments: npt.NDArray[np.void] = field(default_factory=lambda: NO_ADJUSTMENTS)
+    allowed: TokenMask | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     uniform: float = 0.0
-    scored: bool = False
+    top_logprobs: int | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the logits that it picks from are others than the model's own."""
+        return self.adjustments.size > 0 or self.allowed is not None
 
 
 @dataclass(frozen=True, slots=True)

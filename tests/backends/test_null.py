@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tierd.backends.null import NullExecutor
-from tierd.core import Batch, Chunk, Draw
+from tierd.core import ADJUSTMENT, Batch, Chunk, Draw, TokenMask
 from tierd.errors import ExecutorError
 
 
@@ -120,9 +120,18 @@ def test_a_step_may_refer_to_what_is_drawn_in_the_one_before() -> None:
     assert np.isfinite(second.logits(0)).all()
 
 
+def test_it_draws_among_what_is_allowed() -> None:
+    executor, mask = ahead(), TokenMask.of([7, 100, 200], 258)
+    executor.submit(Batch(FIRST.chunks, (Draw(allowed=mask), Draw(temperature=1.0, allowed=mask))))
+    result = executor.collect()
+    assert result.drawn(0) == max((7, 100, 200), key=lambda id: result.logits(0)[id])
+    assert result.drawn(1) is None
+
+
 def test_what_was_not_drawn_is_junk_behind_it() -> None:
     executor = ahead()
-    executor.run(Batch(FIRST.chunks, (Draw(temperature=1.0), Draw(adjustments=((1, 0.5, 1.0, 0.0),)))))
+    adjusted = Draw(adjustments=np.array([(1, 0.5, 1.0, 0.0)], ADJUSTMENT))
+    executor.run(Batch(FIRST.chunks, (Draw(temperature=1.0), adjusted)))
     executor.run(NEXT)
     executor.copy_rows(1, 5, 1)
     with pytest.raises(ExecutorError, match="2 rows cannot be copied"):
@@ -153,6 +162,10 @@ def test_a_failed_step_leaves_junk_and_the_one_behind_it_is_done() -> None:
         (Batch((Chunk((-3,), 1, (1,)),)), "token -3 does not exist"),
         (Batch((Chunk((-1, 5), 1, (1,)),)), "token -1 does not exist"),
         (Batch(FIRST.chunks, (Draw(),)), "1 draws from 2 rows"),
+        (
+            Batch(FIRST.chunks, (Draw(), Draw(allowed=TokenMask.of([1], 256)))),
+            "a mask of 8 words; one of 258 ids has 9",
+        ),
     ],
 )
 def test_a_step_that_does_not_fit_is_as_if_it_had_not_been(batch: Batch, fault: str) -> None:

@@ -12,10 +12,17 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from tierd.core import SamplingParams
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from engine.null_slot import ByteTokenizer, request
+from tierd.backends import picking
+from tierd.chat.stops import text_stream
+from tierd.core import SamplingParams, Sequence, TokenMask
 from tierd.engine import sampler
 
 VOCABULARIES = (49_152, 262_144)
@@ -29,8 +36,9 @@ SETTINGS = {
     "all filters": SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05),
     "top_k 20000, top_p": SamplingParams(top_k=20_000, top_p=0.95),
 }
-PENALTIES = SamplingParams(repeat_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5)
+# With these a pick changes the logits, behind a text of so many tokens, half of them generated.
 HISTORY = 8192
+PENALTIES = SamplingParams(temperature=0, repeat_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5)
 
 
 def rows(vocabulary: int) -> dict[str, np.ndarray]:
@@ -49,19 +57,22 @@ def best(work: Callable[[int], object]) -> float:
 
 
 def cases(row: np.ndarray) -> dict[str, float]:
-    tokens = np.random.default_rng(1).integers(0, row.size, HISTORY).astype(np.int32)
-
-    def penalise(i: int) -> None:
-        sampler.penalise(row.copy(), PENALTIES, tokens, HISTORY // 2)
-
-    return {
-        **{
-            name: best(lambda i, params=params: sampler.pick_token(row, params, i))  # type: ignore[misc]
-            for name, params in SETTINGS.items()
-        },
-        f"penalties over {HISTORY}": best(penalise),
-        "logprobs 20": best(lambda i: sampler.measure(row, i, 20)),
+    text = np.random.default_rng(1).integers(0, row.size, HISTORY).tolist()
+    settings = {
+        **SETTINGS,
+        f"penalties over {HISTORY}": PENALTIES,
+        "half is allowed": SamplingParams(
+            temperature=0, allowed=TokenMask.of(range(0, row.size, 2), row.size)
+        ),
     }
+    times = {}
+    for name, params in settings.items():
+        asked = replace(request(name, text[: HISTORY // 2]), sampling=params)
+        sequence = Sequence(asked, text_stream(ByteTokenizer()), text)
+        times[name] = best(
+            lambda i, stream=sequence: picking.pick(row, sampler.draw(stream, i, row.size))  # type: ignore[misc]
+        )
+    return {**times, "logprobs 20": best(lambda i: picking.measure(row, i, 20))}
 
 
 def main() -> int:

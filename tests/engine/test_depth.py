@@ -16,12 +16,21 @@ import pytest
 from engine.drive import Faults, begin, complete, ended, enqueue, greedy, rows, run, serve
 from engine.harness import NULL, model
 from engine.null_slot import null_slot, request
-from tierd.core import FinishedEvent, FinishReason, Request, SamplingParams, Sequence, TextEvent
+from tierd.core import (
+    FinishedEvent,
+    FinishReason,
+    Request,
+    SamplingParams,
+    Sequence,
+    TextEvent,
+    TokenMask,
+)
 from tierd.engine.flights import Flight, flights
 from tierd.engine.scheduler import choose_rows, leave
 from tierd.slot import Slot
 
 LETTERS = tuple(map(chr, range(0x20, 0x40)))  # as stop strings: one token in eight ends the stream
+EVEN = TokenMask.of(range(0, 258, 2), 258)
 SAMPLINGS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=1.0, seed=5),
@@ -29,6 +38,8 @@ SAMPLINGS = (
     SamplingParams(temperature=0, repeat_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1),
     SamplingParams(temperature=0, logit_bias=((65, 0.5), (66, -1.0))),
     SamplingParams(temperature=1.2, seed=3, frequency_penalty=0.5, penalty_window=6),
+    SamplingParams(temperature=0, allowed=EVEN),
+    SamplingParams(temperature=0.9, seed=8, allowed=EVEN, presence_penalty=0.3),
 )
 ENDS: tuple[dict[str, Any], ...] = (
     {"ignore_eos": True},
@@ -116,6 +127,24 @@ def test_nothing_is_fed_ahead_that_cannot_be() -> None:
     assert step is not None
     assert [(chunk.tokens, chunk.start) for chunk in step.batch.chunks] == [((-3,), 3)]
     assert not slot.has_room
+
+
+def test_what_is_fed_ahead_was_drawn_from_what_is_allowed() -> None:
+    """A mask that stays the same does not hang on the text, so a stream does not wait for it."""
+    slot = null_slot(NULL, depth=2)
+    sampling = SamplingParams(temperature=0, allowed=EVEN)
+    (sequence,) = enqueue(slot, replace(request("a", b"abc", 20), sampling=sampling))
+    begin(slot)
+    step = begin(slot)
+    assert step is not None
+    assert [chunk.tokens for chunk in step.batch.chunks] == [(-1,)]
+    while slot.steps:
+        complete(slot)
+        assert sequence.foreseen == sequence.tokens[-1]
+        begin(slot)
+    assert len(sequence.tokens) == 23
+    assert all(token % 2 == 0 for token in sequence.tokens[3:])
+    assert sequence.tokens != greedy(b"abc", 20)
 
 
 def test_chunks_of_a_prompt_follow_each_other_in_flight() -> None:

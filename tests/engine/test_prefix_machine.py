@@ -25,8 +25,10 @@ from hypothesis.stateful import (
 from engine import drive
 from engine.drive import Faults, enqueue
 from engine.harness import model
-from engine.null_slot import PAGE_POSITIONS, null_slot, request
+from engine.null_slot import PAGE_POSITIONS, ByteTokenizer, null_slot, request
 from tierd.backends.null import NullExecutor
+from tierd.backends.picking import pick
+from tierd.chat.stops import text_stream
 from tierd.core import (
     Batch,
     Chunk,
@@ -37,7 +39,7 @@ from tierd.core import (
     Sequence,
     TextEvent,
 )
-from tierd.engine.sampler import pick_token
+from tierd.engine.sampler import draw
 from tierd.engine.scheduler import leave
 from tierd.kv.prefix import _Entry
 
@@ -59,7 +61,8 @@ def alone(asked: Request) -> list[int]:
     tokens = list(asked.prompt)
     while len(tokens) < len(asked.prompt) + asked.max_tokens:
         row = executor.run(Batch((Chunk(tuple(tokens), 0, (0,), (len(tokens) - 1,)),)))[0]
-        tokens.append(pick_token(row, asked.sampling, len(tokens)))
+        sequence = Sequence(asked, text_stream(ByteTokenizer()), tokens)
+        tokens.append(pick(row, draw(sequence, len(tokens), row.size)))
         if asked.stop and tokens[-1] < len(STOPS):
             break
     return tokens

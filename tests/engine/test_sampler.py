@@ -3,17 +3,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.null_slot import ByteTokenizer, request
+from reference import sampling
 from tierd.backends import library
+from tierd.backends.picking import measure
 from tierd.backends.protocol import Logits, LogitsResult
 from tierd.chat.stops import text_stream
-from tierd.core import Batch, Chunk, SamplingParams, Sequence, TokenLogprobs
+from tierd.core import Batch, Chunk, SamplingParams, Sequence, TokenLogprobs, TokenMask
 from tierd.engine import sampler
-from tierd.engine.sampler import measure, pick_token
+from tierd.errors import InvalidRequestError
 from tierd.slot import Step
 
 LOGITS = np.array([0.0, 3.0, 2.5, 3.0, -1.0, 2.0], dtype=np.float32)
@@ -22,6 +25,13 @@ LOGITS = np.array([0.0, 3.0, 2.5, 3.0, -1.0, 2.0], dtype=np.float32)
 def pick(step: Step, logits: Logits) -> list[int | None]:
     """Pick for everybody, where the executor draws nothing."""
     return sampler.pick(step, LogitsResult(logits), [True] * len(step.sequences))
+
+
+def pick_token(row: npt.NDArray[np.float32], params: SamplingParams, position: int) -> int:
+    """Pick the token at `position` of a stream that said nothing yet."""
+    (token,) = pick(one_step(params, [0] * position, []), row[None])
+    assert token is not None
+    return token
 
 
 def score(step: Step, logits: Logits, tokens: list[int | None]) -> list[TokenLogprobs | None]:
@@ -45,27 +55,31 @@ def test_temperature_zero_takes_the_lowest_id_of_the_best() -> None:
     ],
 )
 def test_every_setting_narrows_the_choice(params: dict[str, float], possible: set[int]) -> None:
-    chosen = {pick_token(LOGITS, SamplingParams(**params), position) for position in range(400)}  # type: ignore[arg-type]
+    chosen = {pick_token(LOGITS, SamplingParams(**params), position) for position in range(1, 400)}  # type: ignore[arg-type]
     assert chosen == possible
 
 
 def test_draws_are_distributed_as_the_logits_say() -> None:
-    draws = np.array([pick_token(LOGITS, SamplingParams(seed=3), position) for position in range(20_000)])
+    draws = np.array([pick_token(LOGITS, SamplingParams(seed=seed), 3) for seed in range(20_000)])
     expected = np.exp(LOGITS) / np.exp(LOGITS).sum()
     assert np.bincount(draws, minlength=6) / len(draws) == pytest.approx(expected, abs=0.015)
 
 
-@given(seed=st.integers(-(2**70), 2**70), position=st.integers(0, 2**40))
+@given(seed=st.integers(-(2**70), 2**70), position=st.integers(1, 2**40))
 def test_a_draw_is_a_function_of_seed_and_position(seed: int, position: int) -> None:
-    params = SamplingParams(seed=seed)
-    token = pick_token(LOGITS, params, position)
-    assert token == pick_token(LOGITS, params, position)
-    assert token == pick_token(LOGITS, SamplingParams(seed=seed + 2**64), position)
+    (sequence,) = one_step(SamplingParams(seed=seed), [0], []).sequences
+    (other,) = one_step(SamplingParams(seed=seed + 2**64), [0, 1], [2]).sequences
+    uniform = sampler.draw(sequence, position, 50).uniform
+    assert 0 <= uniform < 1
+    assert (
+        uniform == sampler.draw(sequence, position, 50).uniform == sampler.draw(other, position, 50).uniform
+    )
+    assert uniform != sampler.draw(sequence, position + 1, 50).uniform
 
 
 def test_seeds_and_positions_differ() -> None:
     flat = np.zeros(1000, dtype=np.float32)
-    tokens = {pick_token(flat, SamplingParams(seed=s), p) for s in range(10) for p in range(10)}
+    tokens = {pick_token(flat, SamplingParams(seed=s), p) for s in range(10) for p in range(1, 11)}
     assert len(tokens) > 80
 
 
@@ -161,30 +175,53 @@ penalised = st.builds(
 )
 
 
+def _changed(
+    row: npt.NDArray[np.float32], params: SamplingParams, prompt: list[int], said: list[int]
+) -> None:
+    """Do what llama.cpp's repeat penalty and OpenAI's formula for the other two say, behind logit_bias."""
+    for id, amount in params.logit_bias:
+        row[id] += np.float32(amount)
+    first = max(0, len(prompt) + len(said) - params.penalty_window) if params.penalty_window else 0
+    generated = said[max(0, first - len(prompt)) :]
+    repeat = np.float32(params.repeat_penalty)
+    for id in {*prompt[first:], *generated}:
+        row[id] = row[id] / repeat if row[id] > 0 else row[id] * repeat
+    for id in set(generated):
+        row[id] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * np.float32(
+            generated.count(id)
+        )
+
+
 @given(
     params=penalised,
     prompt=st.lists(st.integers(0, 19), min_size=1, max_size=12),
     generated=st.lists(st.integers(0, 19), max_size=12),
     logits=st.lists(numbers, min_size=20, max_size=20),
+    allowed=st.none() | st.sets(st.integers(0, 19), min_size=1),
 )
-def test_an_executor_is_told_all_that_the_pick_depends_on(
-    params: SamplingParams, prompt: list[int], generated: list[int], logits: list[float]
+def test_a_draw_says_all_that_the_pick_depends_on(
+    params: SamplingParams,
+    prompt: list[int],
+    generated: list[int],
+    logits: list[float],
+    allowed: set[int] | None,
 ) -> None:
-    """The adjustments make the very logits that bias and penalties do, and the draw falls on the same id."""
+    """The adjustments make the very logits that bias and penalties do, and the pick falls on the same id."""
     row = np.array(logits, np.float32)
+    if allowed is not None:
+        params = replace(params, allowed=TokenMask.of([*allowed], row.size))
     step = one_step(params, prompt, generated)
     (sequence,) = step.sequences
     told = sampler.draw(sequence, len(sequence.tokens), row.size)
-    adjusted = row.copy()
-    for id, plus, repeat, minus in told.adjustments:
-        value = adjusted[id] + np.float32(plus)
-        value = value / np.float32(repeat) if value > 0 else value * np.float32(repeat)
-        adjusted[id] = value - np.float32(minus)
-    assert len({id for id, *_ in told.adjustments}) == len(told.adjustments)
+    by = told.adjustments
+    assert (np.diff(by["id"].astype(int)) > 0).all()
+    adjusted = sampling.change(row, by["id"].astype(int), by["plus"], by["repeat"], by["minus"])
     expected = row.copy()
-    sampler.bias(expected, params)
-    sampler.penalise(expected, params, np.array(sequence.tokens, np.int32), len(prompt))
-    assert (adjusted == expected).all()
+    _changed(expected, params, prompt, generated)
+    np.testing.assert_array_equal(adjusted, expected)
+    assert told.allowed is params.allowed
+    if allowed is not None:
+        adjusted[[id for id in range(row.size) if id not in allowed]] = -np.inf
     if told.temperature:
         drawn = library.sample(
             adjusted,
@@ -197,14 +234,55 @@ def test_an_executor_is_told_all_that_the_pick_depends_on(
     else:
         drawn = library.argmax(adjusted)
     assert [drawn] == pick(step, row[None])
-    assert told.scored
+    assert allowed is None or drawn in allowed
+    assert told.top_logprobs == 2
 
 
 def test_who_changes_no_logits_has_no_adjustments() -> None:
     (sequence,) = one_step(SamplingParams(temperature=1.0, penalty_window=9), [1], [2]).sequences
     sequence.request = replace(sequence.request, top_logprobs=None)
     told = sampler.draw(sequence, 2, 50)
-    assert (told.adjustments, told.scored) == ((), False)
+    assert (told.adjustments.size, told.allowed, told.top_logprobs) == (0, None, None)
+    assert not told.changes_logits
+
+
+def test_a_mask_holds_for_greedy_picks_and_draws_behind_bias_and_penalties() -> None:
+    mask = TokenMask.of([0, 5, 4], LOGITS.size)
+    assert pick(one_step(SamplingParams(temperature=0, allowed=mask), [1], []), LOGITS[None]) == [5]
+    lifted = SamplingParams(temperature=0, allowed=mask, logit_bias=((1, 100.0), (4, 5.0)))
+    assert pick(one_step(lifted, [1], []), LOGITS[None]) == [4]
+    tired = SamplingParams(temperature=0, allowed=mask, presence_penalty=2.0, frequency_penalty=1.0)
+    assert pick(one_step(tired, [1], [5]), LOGITS[None]) == [0]
+    drawn = [pick_token(LOGITS, SamplingParams(allowed=mask, seed=seed), 1) for seed in range(300)]
+    shares = np.where([id in mask for id in range(LOGITS.size)], np.exp(LOGITS), 0)
+    assert np.bincount(drawn, minlength=6) / 300 == pytest.approx(shares / shares.sum(), abs=0.08)
+    assert set(drawn) == {0, 4, 5}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("broken", [np.nan, -np.inf])
+def test_nothing_else_is_picked_where_logits_of_all_that_is_allowed_are_broken(
+    temperature: float, broken: float
+) -> None:
+    logits = LOGITS.copy()
+    logits[[3, 5]] = broken
+    params = SamplingParams(temperature=temperature, allowed=TokenMask.of([5, 3], LOGITS.size))
+    assert pick(one_step(params, [1], []), logits[None]) == [3]
+
+
+def test_a_mask_of_nothing_is_an_error_of_the_request() -> None:
+    with pytest.raises(InvalidRequestError, match="none of the model's tokens is allowed to come next"):
+        TokenMask(np.zeros(3, np.uint32))
+
+
+def test_who_has_penalties_waits_for_the_text_and_who_has_a_mask_does_not() -> None:
+    def waits(**params: object) -> bool:
+        (sequence,) = one_step(SamplingParams(**params), [1], []).sequences  # type: ignore[arg-type]
+        return sampler.awaits_text(sequence)
+
+    assert waits(repeat_penalty=1.1)
+    assert waits(frequency_penalty=0.1, allowed=TokenMask.of([1], 50))
+    assert not waits(allowed=TokenMask.of([1], 50), logit_bias=((1, 1.0),), seed=5)
 
 
 def test_what_the_executor_drew_is_taken_and_what_nobody_cares_for_is_left() -> None:

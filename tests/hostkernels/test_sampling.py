@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from reference import sampling
 from tierd.backends import library
+from tierd.core import ADJUSTMENT
 
 
 def _philox(counter: list[int], key: list[int]) -> list[int]:
@@ -213,43 +214,35 @@ def test_the_filters_follow_one_another() -> None:
     assert {_draw(logits, u, top_p=0.9, min_p=0.7) for u in (0.0, ALMOST_ONE)} == {1}
 
 
-def _penalised(
-    logits: np.ndarray, tokens: list[int], prompt: int, repeat: float, presence: float, frequency: float
-) -> np.ndarray:
-    """Return what llama.cpp's repeat penalty and OpenAI's formula for the other two make of logits."""
-    out = logits.astype(np.float64)
-    for token in set(tokens):
-        out[token] = out[token] / repeat if out[token] > 0 else out[token] * repeat
-    counts = np.bincount(np.array(tokens[prompt:], dtype=np.int64), minlength=out.size)
-    return out - counts * frequency - (counts > 0) * presence
+@given(st.integers(0, 2**31), st.integers(1, 300))
+def test_adjustments_are_those_of_the_reference_bit_for_bit(seed: int, size: int) -> None:
+    random = np.random.default_rng(seed)
+    logits = (5 * random.standard_normal(size)).astype(np.float32)
+    by = np.zeros(random.integers(0, size + 1), ADJUSTMENT)
+    by["id"] = np.sort(random.permutation(size)[: by.size])
+    by["plus"] = random.choice([0, -100, 2.5, 0.1], by.size)
+    by["repeat"] = random.choice([1, 1.1, 0.3, 100], by.size)
+    by["minus"] = random.choice([0, 0.7, -1.3], by.size)
+    expected = sampling.change(logits, by["id"].astype(np.int64), by["plus"], by["repeat"], by["minus"])
+    library.adjust(logits, by)
+    np.testing.assert_array_equal(logits, expected)
 
 
-@given(
-    st.integers(0, 2**31),
-    st.lists(st.integers(0, 39), max_size=200),
-    st.integers(0, 200),
-    st.floats(0.01, 100),
-    st.floats(-2, 2),
-    st.floats(-2, 2),
-)
-def test_penalties_are_what_their_formulas_say(
-    seed: int, tokens: list[int], prompt: int, repeat: float, presence: float, frequency: float
-) -> None:
-    logits = (5 * np.random.default_rng(seed).standard_normal(40)).astype(np.float32)
-    for _ in range(2):  # the second time shows that nothing was left behind
-        ours = logits.copy()
-        library.penalise(
-            ours,
-            np.array(tokens, np.int32),
-            prompt=min(prompt, len(tokens)),
-            repeat=repeat,
-            presence=presence,
-            frequency=frequency,
-        )
-        expected = _penalised(logits, tokens, prompt, repeat, presence, frequency)
-        np.testing.assert_allclose(ours, expected, rtol=2e-6, atol=1e-4)
-        untouched = np.setdiff1d(np.arange(40), tokens)
-        np.testing.assert_array_equal(ours[untouched], logits[untouched])
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 1000, 1023])
+@pytest.mark.parametrize("kind", ["some", "all", "none", "one"])
+def test_a_mask_leaves_what_is_allowed_and_nothing_else(size: int, kind: str) -> None:
+    """Also where a word of the mask is all ones or zeros; bits past the vocabulary mean nothing."""
+    random = np.random.default_rng(size)
+    bits = np.ones(-(-size // 32) * 32, np.bool_)
+    bits[:size] = {
+        "some": random.random(size) < 0.5, "all": True, "none": False, "one": np.arange(size) == size - 1
+    }[kind]  # fmt: skip
+    logits = random.standard_normal(size).astype(np.float32)
+    beside = np.full(40, 7.0, np.float32)
+    buffer = np.concatenate([logits, beside])
+    library.mask(buffer[:size], np.packbits(bits, bitorder="little").view(np.uint32))
+    np.testing.assert_array_equal(buffer[:size], np.where(bits[:size], logits, -np.inf))
+    np.testing.assert_array_equal(buffer[size:], beside)
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 1000, 1024, 1025, 49152])

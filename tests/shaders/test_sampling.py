@@ -136,6 +136,7 @@ def _check(gpu: Gpu, rows: Rows) -> Tally:
         np.testing.assert_array_equal(result["candidate"]["logit"][: best.size], logits[best])
         if draw["flags"] & WANT_LSE:
             assert result["lse"] == pytest.approx(sampling.log_sum_exp(raw), rel=2e-7, abs=2e-6)
+            assert result["lse"] >= np.nanmax(raw, initial=-np.inf)  # nothing is more than certain
         chain = {name: draw[name] for name in ("inverse", "top_p", "min_p", "uniform")}
         drawn = sampling.draw(logits, top_k=int(draw["top_k"]), **chain)
         id = 0 if drawn is None else drawn.id

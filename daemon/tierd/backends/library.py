@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tierd.errors import TierdError
 
-_ABI_VERSION = 5
+_ABI_VERSION = 6
 _LIBRARY = "libhostkernels.so"
 LEVELS = ("portable", "avx2", "avx512vnni")  # in ascending order; a machine may lack the upper ones
 _HEADER = "hostkernels.h"
@@ -120,32 +120,16 @@ def sample(
     )
 
 
-def penalise(
-    logits: FloatArray,
-    tokens: npt.NDArray[np.int32],
-    *,
-    prompt: int,
-    repeat: float,
-    presence: float,
-    frequency: float,
-) -> None:
-    """Make the tokens of a text less likely: changes `logits`, shape (vocabulary,), in place.
-
-    tokens: ids in order; the first `prompt` of them were not generated. Every token's logit, if positive,
-    is divided by `repeat`, else multiplied by it; one that was generated n times then loses
-    presence + n * frequency.
-    """
+def adjust(logits: FloatArray, adjustments: npt.NDArray[np.void]) -> None:
+    """Adjust a row of logits, shape (vocabulary,), in place. adjustments: of type core.ADJUSTMENT."""
     _, lib = load()
-    lib.hk_penalise(
-        pointer(logits, "float *"),
-        pointer(tokens, "int32_t *"),
-        prompt,
-        tokens.size,
-        repeat,
-        presence,
-        frequency,
-        pointer(_unseen(logits.size), "int32_t *"),
-    )
+    lib.hk_adjust(pointer(logits, "float *"), pointer(adjustments, "hk_adjustment *"), adjustments.size)
+
+
+def mask(logits: FloatArray, words: npt.NDArray[np.uint32]) -> None:
+    """Make -infinity of what may not be picked of a row of logits, in place. words: see core.TokenMask."""
+    _, lib = load()
+    lib.hk_mask(pointer(logits, "float *"), logits.size, pointer(words, "uint32_t *"))
 
 
 def log_sum_exp(logits: FloatArray) -> float:
@@ -174,9 +158,3 @@ def uniform(seed: int, position: int) -> float:
 def _scratch(count: int) -> npt.NDArray[np.uint64]:
     """Working memory of a draw, kept per vocabulary. Only the engine thread draws."""
     return np.empty(3 * count // 2 + 129, np.uint64)
-
-
-@functools.lru_cache(maxsize=8)
-def _unseen(count: int) -> npt.NDArray[np.int32]:
-    """Zeros that `penalise` counts in and leaves as zeros, kept per vocabulary. For one thread only."""
-    return np.zeros(count, np.int32)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from tierd.backends.picking import check_draws, pick
 from tierd.backends.protocol import Executor, Logits, LogitsResult
 from tierd.core import Batch, Chunk, Draw
 from tierd.errors import ExecutorError
@@ -30,7 +31,7 @@ class NullExecutor:
     """Runs batches without a model. Raises ExecutorError for whatever would be a fault in a real one.
 
     page_bytes: what it says that a page takes.
-    depth: with more than 1 it draws tokens, but only where that takes no chance and no change of logits.
+    depth: with more than 1 it draws tokens, but only where that takes no chance and no adjusted logits.
     before_step: called in `collect` with the batch; may wait, and may raise to play a fault.
     """
 
@@ -129,8 +130,7 @@ class NullExecutor:
     def _check(self, batch: Batch) -> None:
         if not 0 < batch.rows <= self.max_rows:
             raise ExecutorError(f"a batch of {batch.rows} rows; 1 to {self.max_rows} are possible")
-        if batch.draws and len(batch.draws) != batch.logit_rows:
-            raise ExecutorError(f"{len(batch.draws)} draws from {batch.logit_rows} rows of logits")
+        check_draws(batch, self.vocabulary)
         for chunk in batch.chunks:
             end = chunk.start + len(chunk.tokens)
             if chunk.start < 0 or end > len(chunk.pages) * self.page_positions:
@@ -186,8 +186,8 @@ class NullExecutor:
 
 
 def _draw(draw: Draw, logits: Logits) -> int | None:
-    """Pick the most likely token, or none where another may be wanted."""
-    return int(np.argmax(logits)) if draw.temperature == 0 and not draw.adjustments else None
+    """Pick the most likely token that is allowed, or none where another may be wanted."""
+    return pick(logits, draw) if draw.temperature == 0 and not draw.adjustments.size else None
 
 
 class NullBackend:

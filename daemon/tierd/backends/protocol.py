@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tierd.core import Batch
+from tierd.backends.picking import measure
+from tierd.core import Batch, TokenLogprobs
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan
@@ -25,7 +26,7 @@ class Result(Protocol):
     """What a step has brought, by rows of logits; valid until `depth` more steps are collected.
 
     rows_read: how many rows of logits came back from a device that draws by itself, because it could not draw
-    from them or because somebody wants to see them.
+    from them or not tell log-probabilities of them.
     """
 
     rows_read: int
@@ -34,7 +35,13 @@ class Result(Protocol):
         """Return the token that the executor has drawn for a row; None where its logits must be looked at."""
 
     def logits(self, row: int) -> Logits:
-        """Return a row's logits, shape (vocabulary,), as the model has them."""
+        """Return the logits, shape (vocabulary,), of a row that was not drawn, as the model has them."""
+
+    def logprobs(self, row: int, token: int, top: int) -> TokenLogprobs:
+        """Return the log-probability of a row's token and those of the `top` most likely ones.
+
+        By the model's own logits. Of a row that was drawn: that token, and as many as its Draw has asked for.
+        """
 
 
 class LogitsResult:
@@ -54,6 +61,10 @@ class LogitsResult:
         """See Result."""
         logits: Logits = self._logits[row]
         return logits
+
+    def logprobs(self, row: int, token: int, top: int) -> TokenLogprobs:
+        """See Result. Of any token, and as many as wanted."""
+        return measure(self.logits(row), token, top)
 
 
 class Executor(Protocol):

@@ -29,7 +29,7 @@ from tierd.core import (
     Usage,
 )
 from tierd.engine.flights import Flight, counting, flights
-from tierd.engine.sampler import draw
+from tierd.engine.sampler import awaits_text, draw
 from tierd.slot import Slot, Step
 
 
@@ -111,12 +111,11 @@ def choose_rows(running: Mapping[Sequence, Flight], chunk_rows: int) -> list[tup
 
 
 def _can_look_ahead(sequence: Sequence, flight: Flight) -> bool:
-    """Whether the token in flight may be fed unseen: it is not the last, and no penalty hangs on it."""
-    request = sequence.request
+    """Whether the token in flight may be fed unseen: it is not the last, and the next draw needs no text."""
     return (
         flight.latest is not None
-        and sequence.generated + flight.tokens < request.max_tokens
-        and not request.sampling.penalises
+        and sequence.generated + flight.tokens < sequence.request.max_tokens
+        and not awaits_text(sequence)
     )
 
 

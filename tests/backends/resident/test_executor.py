@@ -17,7 +17,7 @@ from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.memory import Shape
 from tierd.backends.vkapi import Device
 from tierd.backends.vkapi.results import OUT_OF_DEVICE_MEMORY, TIMEOUT
-from tierd.core import Batch, Chunk, Draw
+from tierd.core import Batch, Chunk, Draw, TokenMask
 from tierd.errors import (
     DeviceLostError,
     DeviceMemoryError,
@@ -171,19 +171,6 @@ def test_rows_of_the_step_before_are_told_apart(q4: GGUFFile, opened: Opener) ->
         assert second.drawn(row) == int(feed(executor, [best], region=7, start=3)[-1].argmax())
 
 
-def test_what_the_device_cannot_decide_is_read_back(q4: GGUFFile, opened: Opener) -> None:
-    executor = opened(q4)
-    expected = feed(executor, TOKENS[:4])[-1]
-    flat = Draw(temperature=100.0, uniform=0.99)  # 301 ids, all alike: far outside the 64 best
-    sure = Draw(temperature=0.0, scored=True)
-    executor.submit(Batch((Chunk(TOKENS[:4], 0, (0,), (2, 3)),), (sure, flat)))
-    result = executor.collect()
-    assert result.drawn(1) is None
-    assert result.drawn(0) is not None
-    np.testing.assert_array_equal(result.logits(1), expected)
-    assert result.rows_read == 2
-
-
 @pytest.mark.parametrize(
     ("chunk", "message"),
     [
@@ -240,15 +227,15 @@ def test_a_device_that_does_not_answer_is_given_up(
         monkeypatch.setattr(device, "_abandoned", "")  # it does answer: the test cleans up
 
 
-def test_scored_rows_do_not_wait_for_the_next_step(q4: GGUFFile, opened: Opener) -> None:
-    executor, device = opened(q4), opened.backend.device
-    executor.submit(Batch((Chunk(TOKENS[:4], 0, (0,), (3,)),), (Draw(scored=True),)))
-    executor.submit(Batch((Chunk((-1,), 4, (0,), (0,)),), (Draw(),)))
-    before = device.calls
-    result = executor.collect()
-    assert device.calls == before + 1  # its wait: the row was read back behind the step itself
-    assert result.drawn(0) == int(result.logits(0).argmax())
-    executor.collect()
+def test_draws_that_do_not_fit_are_refused(q4: GGUFFile, opened: Opener) -> None:
+    executor = opened(q4)
+    chunk = Chunk([1], 0, [3], (0,))
+    with pytest.raises(ExecutorError, match="2 draws from 1 rows"):
+        executor.submit(Batch((chunk,), (Draw(), Draw())))
+    with pytest.raises(ExecutorError, match="a mask of 9 words; one of 301 ids has 10"):
+        executor.submit(Batch((chunk,), (Draw(allowed=TokenMask.of([1], 288)),)))
+    executor.submit(Batch((chunk,), (Draw(),)))
+    assert executor.collect().drawn(0) is not None
 
 
 def test_f32_rows_are_declined(q4: GGUFFile, opened: Opener) -> None:

@@ -12,7 +12,7 @@ from tierd.backends.resident import manifest
 from tierd.backends.resident.assembly import Dispatch
 from tierd.backends.resident.grid import Per
 from tierd.backends.resident.memory import Shape
-from tierd.core import Batch, Chunk, Draw
+from tierd.core import Batch, Chunk, Draw, TokenMask
 from tierd.models import GGUFFile
 
 LAYERS = 4
@@ -26,14 +26,19 @@ def q4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GGUFFile]:
         yield file
 
 
-def test_steady_decode_takes_two_calls_a_step(q4: GGUFFile, opened: Opener) -> None:
+@pytest.mark.parametrize(
+    "draw",
+    [Draw(), Draw(allowed=TokenMask.of(range(2, 300), 301), top_logprobs=0), Draw(top_logprobs=20)],
+    ids=["greedy", "masked", "scored"],
+)
+def test_steady_decode_takes_two_calls_a_step(draw: Draw, q4: GGUFFile, opened: Opener) -> None:
     executor, device = opened(q4), opened.backend.device
-    draws = (Draw(),) * 4
+    draws = (draw,) * 4
     executor.submit(Batch(tuple(Chunk([5], 0, (n,), (0,)) for n in range(4)), draws))
     before, used = device.calls, device.used
     for position in range(1, 21):
         executor.submit(Batch(tuple(Chunk((-1 - n,), position, (n,), (0,)) for n in range(4)), draws))
-        executor.collect()
+        assert executor.collect().rows_read == 0
     assert device.calls - before == 2 * 20  # vkQueueSubmit and vkWaitSemaphores
     assert device.used == used
     executor.collect()

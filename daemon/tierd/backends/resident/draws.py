@@ -11,10 +11,10 @@ from tierd.backends.resident.grid import Grid, Live, Per
 from tierd.backends.resident.memory import ModelMemory
 from tierd.backends.resident.places import FloatRows
 from tierd.backends.vkapi import Role
-from tierd.core import Draw
+from tierd.core import ADJUSTMENT, Draw, TokenLogprobs, TokenMask
 
 # Bits of what is asked for and of what comes back.
-_TAIL = 1
+_WANT_LSE, _TAIL = 1, 1
 _PART_IDS, _PART_BLOCKS = 4096, 64
 _CANDIDATES = 64
 # Logits of a step that can be changed before they are drawn from; of a row with more, the host draws.
@@ -34,17 +34,19 @@ _DRAW = np.dtype(
         ("unused", np.uint64),
     ]
 )
-_CHANGE = np.dtype([("id", np.uint32), ("bias", np.float32), ("repeat", np.float32), ("minus", np.float32)])
 _PICKED = np.dtype(
     [
         ("id", np.int32),
         ("flags", np.uint32),
         ("logit", np.float32),
         ("lse", np.float32),
-        ("candidates", np.uint32, (_CANDIDATES, 2)),
+        ("candidates", [("logit", np.float32), ("id", np.uint32)], (_CANDIDATES,)),
     ]
 )
+_NOBODY = 0xFFFFFFFF
 _MASS_BYTES = 16
+# Words of one row's mask are a multiple of this.
+_MASK_WORDS = 4
 
 
 class Draws:
@@ -55,13 +57,19 @@ class Draws:
         parts = -(-vocabulary // _PART_IDS)
         self._vocabulary = vocabulary
         asked = memory.buffer(rows * _DRAW.itemsize, Role.STEP)
-        changes = memory.buffer(_MOST_CHANGES * _CHANGE.itemsize, Role.STEP)
+        changes = memory.buffer(_MOST_CHANGES * ADJUSTMENT.itemsize, Role.STEP)
+        words = -(-vocabulary // (32 * _MASK_WORDS)) * _MASK_WORDS
+        masks = memory.buffer(rows * words * 4, Role.STEP)
         picked = memory.buffer(rows * _PICKED.itemsize, Role.READBACK)
         assert asked.view is not None
         assert changes.view is not None
+        assert masks.view is not None
         assert picked.view is not None
         self._asked = np.frombuffer(asked.view, _DRAW)
-        self._changes = np.frombuffer(changes.view, _CHANGE)
+        self._changes = np.frombuffer(changes.view, ADJUSTMENT)
+        self._masks = np.frombuffer(masks.view, np.uint32).reshape(rows, words)
+        self._masks_address = masks.address
+        self._masked: list[TokenMask | None] = [None] * rows  # whose words are there
         self._picked = np.frombuffer(picked.view, _PICKED)
         self._addresses = {
             "draws": asked.address,
@@ -70,6 +78,7 @@ class Draws:
             "masses": memory.buffer(rows * parts * _MASS_BYTES, Role.DEVICE).address,
         }
         self._picked_address = picked.address
+        self._draws: Sequence[Draw] = ()
         self._left_out: set[int] = set()  # rows whose changes had no room
         self.sampled = memory.buffer(rows * 4, Role.DEVICE).address
 
@@ -94,15 +103,21 @@ class Draws:
             dispatch(Shader("draw"), more, second, ["logits", "peaks"], ["sampled"]),
         ]
 
-    def write(self, draws: Sequence[Draw]) -> None:
-        """Ask for the draws of a step."""
-        first = 0
+    def write(self, draws: Sequence[Draw]) -> list[int]:
+        """Ask for the draws of a step; return the rows whose logits the host will need, whatever is drawn."""
+        self._draws = draws
         self._left_out.clear()
+        needed = []
+        first = 0
         for row, draw in enumerate(draws):
-            count = len(draw.adjustments)
+            count = draw.adjustments.size
             if first + count > _MOST_CHANGES:
                 self._left_out.add(row)
                 count = 0
+            scored = draw.top_logprobs is not None and row not in self._left_out
+            told = scored and _tells_logprobs(draw)
+            if row in self._left_out or scored != told:
+                needed.append(row)
             self._asked[row] = (
                 _inverse(draw.temperature),
                 draw.top_p,
@@ -111,22 +126,57 @@ class Draws:
                 min(draw.top_k, self._vocabulary),
                 first,
                 count,
-                0,
-                0,
+                _WANT_LSE if told else 0,
+                self._put_mask(row, draw.allowed),
                 0,
             )
             if count:
-                self._changes[first : first + count] = sorted(draw.adjustments)
+                self._changes[first : first + count] = draw.adjustments
             first += count
+        return needed
 
-    def drawn(self, rows: int) -> list[int | None]:
+    def drawn(self) -> list[int | None]:
         """Return the tokens of a step that is done, by row; None where only the whole row can tell."""
-        ids: list[int] = self._picked["id"][:rows].tolist()
-        flags: list[int] = self._picked["flags"][:rows].tolist()
+        count = len(self._draws)
+        ids: list[int] = self._picked["id"][:count].tolist()
+        flags: list[int] = self._picked["flags"][:count].tolist()
         return [
-            None if flag & _TAIL or row in self._left_out else id
-            for row, (id, flag) in enumerate(zip(ids, flags, strict=True))
+            None if flag & _TAIL or row in self._left_out or not _may_be(id, draw) else id
+            for row, (id, flag, draw) in enumerate(zip(ids, flags, self._draws, strict=True))
         ]
+
+    def logprobs(self, row: int) -> TokenLogprobs:
+        """Return what a row's Draw asks for, by its candidates; not of a row that `write` returned."""
+        picked, top = self._picked[row], self._draws[row].top_logprobs
+        total = float(picked["lse"])
+        best = picked["candidates"][:top]
+        best = best[best["id"] != _NOBODY]
+        likely = zip(best["id"].tolist(), best["logit"].tolist(), strict=True)
+        return TokenLogprobs(
+            int(picked["id"]),
+            float(picked["logit"]) - total,
+            tuple((id, logit - total) for id, logit in likely),
+        )
+
+    def _put_mask(self, row: int, mask: TokenMask | None) -> int:
+        """Let a row's mask be where shaders find it; return its address, 0 for none."""
+        if mask is None:
+            return 0
+        if self._masked[row] is not mask:
+            self._masks[row, : mask.words.size] = mask.words
+            self._masked[row] = mask
+        return self._masks_address + row * self._masks.strides[0]
+
+
+def _tells_logprobs(draw: Draw) -> bool:
+    """Whether log-probabilities are told by the candidates: their logits are as they are drawn from."""
+    top = draw.top_logprobs or 0
+    return top == 0 or (top <= _CANDIDATES and not draw.changes_logits)
+
+
+def _may_be(id: int, draw: Draw) -> bool:
+    """Whether a draw may fall on an id. It does on others where all that is allowed is -infinity or NaN."""
+    return draw.allowed is None or id in draw.allowed
 
 
 def _inverse(temperature: float) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tierd.backends.picking import check_draws, measure
 from tierd.backends.protocol import Logits
 from tierd.backends.resident import regions
 from tierd.backends.resident.assembly import Assembler, Dispatch
@@ -22,7 +23,7 @@ from tierd.backends.resident.program import Pipelines, Recording, Sequencer
 from tierd.backends.resident.split import Split
 from tierd.backends.resident.step_block import StepBlock, block_bytes, rows_of
 from tierd.backends.vkapi import Commands, Device, Role
-from tierd.core import Batch, Draw
+from tierd.core import Batch, Draw, TokenLogprobs
 from tierd.errors import DeviceLostError, DeviceTimeoutError, ExecutorError
 from tierd.models.formats import KVCodec
 from tierd.models.plan import Plan
@@ -92,29 +93,43 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A step that was submitted: the value it signals, its seat, and the rows whose logits are wanted."""
+    """A step that was submitted: the value it signals, its seat, and the rows whose logits are wanted.
+
+    read: those of them that are read back behind it, by place.
+    """
 
     value: int
     seat: Seat
     selection: tuple[int, ...]
     draws: tuple[Draw, ...]
+    read: Sequence[int]
 
 
 class ResidentResult:
-    """The tokens that were drawn, and the rows of logits that were read back."""
+    """The tokens that were drawn, the rows of logits that were read back, and what is told of others."""
 
-    def __init__(self, drawn: Sequence[int | None], rows: Mapping[int, Logits]) -> None:
+    def __init__(
+        self,
+        drawn: Sequence[int | None],
+        rows: Mapping[int, Logits],
+        told: Mapping[int, TokenLogprobs] | None = None,
+    ) -> None:
         self.rows_read = len(rows) if drawn else 0
         self._drawn = drawn
         self._rows = rows
+        self._told = told or {}
 
     def drawn(self, row: int) -> int | None:
         """See Result."""
         return self._drawn[row] if self._drawn else None
 
     def logits(self, row: int) -> Logits:
-        """See Result. Only of rows that were not drawn, or are scored."""
+        """See Result."""
         return self._rows[row]
+
+    def logprobs(self, row: int, token: int, top: int) -> TokenLogprobs:
+        """See Result."""
+        return self._told[row] if row in self._told else measure(self._rows[row], token, top)
 
 
 class ResidentExecutor:
@@ -195,15 +210,7 @@ class ResidentExecutor:
             self._forget_copies(flight.value)
             if not flight.draws:
                 return ResidentResult((), self._all_rows(flight))
-            drawn = flight.seat.draws.drawn(len(flight.draws))
-            wanted = [
-                row
-                for row, (token, draw) in enumerate(zip(drawn, flight.draws, strict=True))
-                if token is None or draw.scored
-            ]
-            missing = [row for row in wanted if not flight.draws[row].scored]
-            self._read(flight.seat, missing)
-            return ResidentResult(drawn, {row: flight.seat.arrived[row] for row in wanted})
+            return self._result(flight)
         finally:
             self._flights.popleft()
 
@@ -246,6 +253,7 @@ class ResidentExecutor:
             raise ExecutorError(f"{len(self._flights) + 1} steps were submitted; {self.depth} are possible")
         if not 1 <= batch.rows <= self.max_rows:
             raise ExecutorError(f"a step of {batch.rows} rows; 1 to {self.max_rows} are possible")
+        check_draws(batch, self.vocabulary)
         rows = rows_of(
             batch,
             positions=self.page_positions,
@@ -261,17 +269,29 @@ class ResidentExecutor:
         seat = self._seats[self._submitted % SEATS]
         self._copy()
         seat.block.write(rows, first, self._split.count(batch.rows, int(rows[:, 1].max())))
-        seat.draws.write(batch.draws or (Draw(),) * len(first))
+        needed = seat.draws.write(batch.draws or (Draw(),) * len(first))
         size = Size(smallest(batch.rows, self.max_rows), smallest(len(first), most))
         recording = self._record(seat, size, timed=True) if timed else seat.recordings[size]
         value = self._device.submit(recording.commands)
-        for row, draw in enumerate(batch.draws):
-            if draw.scored:  # read back ahead of the next step
-                value = self._device.submit(seat.reads[row])
+        for row in needed:  # read back ahead of the next step
+            value = self._device.submit(seat.reads[row])
         self._submitted += 1
         self._drawable = len(batch.draws)
-        self._flights.append(_Flight(value, seat, selection, batch.draws))
+        self._flights.append(_Flight(value, seat, selection, batch.draws, needed))
         return size, recording
+
+    def _result(self, flight: _Flight) -> ResidentResult:
+        """Return what came of a step that draws, having read back the rows that it turns out to need."""
+        draws = flight.seat.draws
+        drawn = draws.drawn()
+        missing = [row for row, token in enumerate(drawn) if token is None and row not in flight.read]
+        rows = {row: flight.seat.arrived[row] for row in flight.read} | self._read(flight.seat, missing)
+        told = {
+            row: draws.logprobs(row)
+            for row, draw in enumerate(flight.draws)
+            if draw.top_logprobs is not None and row not in rows
+        }
+        return ResidentResult(drawn, rows, told)
 
     def _wait(self, value: int) -> None:
         """Wait for a value. A device that does not signal it in time, or is lost, is given up."""
