@@ -17,8 +17,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from live import serve
+from tierd.backends.host import HostBackend
 from tierd.cli import main
 from tierd.cli.client import at_socket
+from tierd.settings import ModelSettings
 from tiny import write_llama
 
 WAIT_S = 60
@@ -81,6 +84,12 @@ def metric(daemon: Daemon, name: str) -> float:
     return float(line.split()[-1])
 
 
+def rows_read(daemon: Daemon) -> float:
+    """Return how many rows of logits were read back; the metric is there from the first step on."""
+    daemon.complete(max_tokens=1)
+    return metric(daemon, 'tierd_gpu_logit_rows_read_total{model="tiny"}')
+
+
 def test_metrics_tell_where_it_runs_and_what_it_takes(daemon: Daemon) -> None:
     assert metric(daemon, 'tierd_model_outcome{model="tiny",outcome="gpu:resident"}') == 1
     used = metric(daemon, 'tierd_gpu_memory_bytes{kind="used"}')
@@ -115,11 +124,47 @@ def test_a_greedy_text_is_the_same_again_beside_others_and_from_the_prefix_cache
     assert metric(daemon, 'tierd_prefix_cache_hits_total{model="tiny"}') > 0
 
 
-def test_log_probabilities_are_finite(daemon: Daemon) -> None:
-    answer = daemon.http.post("/v1/completions", json={**PROMPT, "logprobs": 3}).json()
-    values = answer["choices"][0]["logprobs"]["token_logprobs"]
-    assert len(values) > 10
-    assert all(-50 < value <= 0 for value in values)
+def test_log_probabilities_are_the_hosts_and_cost_no_row_of_logits(daemon: Daemon, folder: Path) -> None:
+    body = {**PROMPT, "logprobs": 20}
+    backend = HostBackend(1)
+    with serve([ModelSettings(id="tiny", path=folder / "tiny.gguf", default=True)], backend=backend) as host:
+        expected = host.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    backend.close()
+    before = rows_read(daemon)
+    found = daemon.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert rows_read(daemon) == before
+    assert found["tokens"] == expected["tokens"]
+    assert found["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=0.01)
+    for top, other in zip(found["top_logprobs"], expected["top_logprobs"], strict=True):
+        shared = top.keys() & other.keys()
+        assert len(shared) >= 18  # the least likely of them may be others
+        assert [top[text] for text in shared] == pytest.approx([other[text] for text in shared], abs=0.01)
+    assert len(found["tokens"]) == 24
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"temperature": 0},
+        {"temperature": 0, "frequency_penalty": 1.5, "repeat_penalty": 1.3},
+        {"temperature": 100, "n": 3, "seed": 5},
+        {"temperature": 9, "n": 2, "seed": 6, "presence_penalty": 0.5},
+    ],
+    ids=["greedy", "penalised", "random", "both"],
+)
+def test_only_what_is_allowed_comes(daemon: Daemon, way: dict[str, object]) -> None:
+    """Also where the draw falls outside the 64 best, which takes more ids than that."""
+    before = rows_read(daemon)
+    for count in (6, 90):
+        allowed = list(range(5, 5 + count))  # of which each alone is text
+        texts = {daemon.http.post("/detokenize", json={"tokens": [id]}).json()["content"] for id in allowed}
+        body = {**PROMPT, **way, "allowed_token_ids": allowed, "logprobs": 0}
+        choices = daemon.http.post("/v1/completions", json=body).json()["choices"]
+        tokens = [choice["logprobs"]["tokens"] for choice in choices]
+        assert [len(each) for each in tokens] == [24] * int(str(way.get("n", 1)))
+        assert {text for each in tokens for text in each} <= texts
+        read = rows_read(daemon) - before
+        assert (read > 0) == (count == 90 and way["temperature"] != 0)
 
 
 def test_it_ends_in_good_order_while_the_device_works(folder: Path) -> None:

@@ -87,6 +87,30 @@ def test_what_is_no_token_has_no_bias(key: str) -> None:
     assert refused.value.param == "logit_bias"
 
 
+def test_what_is_allowed_is_a_bit_for_each_token() -> None:
+    mask = translate.sampling(body(allowed_token_ids=[257, 3, 32, 3]), MODEL).allowed
+    assert mask is not None
+    assert [id for id in range(258) if id in mask] == [3, 32, 257]
+    assert (mask.lowest, mask.words.size) == (3, 9)
+    assert translate.sampling(body(), MODEL).allowed is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "param", "message"),
+    [
+        ([], "allowed_token_ids", "empty; allow at least one, or leave it out"),
+        ([0, 258], "allowed_token_ids[1]", "258 is not a token; this model's run from 0 to 257"),
+        ([-1], "allowed_token_ids[0]", "-1 is not a token"),
+        ([10**30], "allowed_token_ids[0]", "is not a token"),
+        ([1] * 259, "allowed_token_ids", "259 tokens; this model has 258"),
+    ],
+)
+def test_what_is_no_token_cannot_be_allowed(ids: list[int], param: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as refused:
+        translate.sampling(body(allowed_token_ids=ids), MODEL)
+    assert refused.value.param == param
+
+
 def test_log_probabilities_are_asked_for_in_two_ways() -> None:
     assert translate.top_logprobs(body()) is None
     assert translate.top_logprobs(body(logprobs=0)) == 0

@@ -36,9 +36,10 @@ class Generation(msgspec.Struct, kw_only=True):
 
     top_k: 0 or -1 keeps all tokens. seed: any signed 64-bit integer.
     repeat_last_n: the window of all penalties; -1: all tokens, 0: penalties off.
-    logit_bias: by token id. n: choices. best_of: only the value of n.
+    logit_bias: by token id. allowed_token_ids: no other is generated.
+    n: choices. best_of: only the value of n.
     ignore_eos: go on past the end of the text. An extension of OpenAI's API, like top_k, min_p and the two
-    that begin with "repeat", which llama.cpp has as well.
+    that begin with "repeat", which llama.cpp has as well, and allowed_token_ids, which vLLM has.
     """
 
     model: str | None = None
@@ -56,12 +57,12 @@ class Generation(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Positive | None = None
     ignore_eos: bool | None = None
 
     add_special_tokens: Annotated[Raw, off()] = SILENT
-    allowed_token_ids: Annotated[Raw, off([])] = SILENT
     bad_words: Annotated[Raw, off([])] = SILENT
     cfg_scale: Annotated[Raw, off(1)] = SILENT
     dry_multiplier: Annotated[Raw, off(0)] = SILENT

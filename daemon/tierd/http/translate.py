@@ -6,7 +6,7 @@ import re
 import secrets
 from dataclasses import replace
 
-from tierd.core import SamplingParams
+from tierd.core import SamplingParams, TokenMask
 from tierd.engine import CatalogueEntry
 from tierd.errors import ContextLengthExceededError, InvalidRequestError
 from tierd.http.requests import ChatBody, CompletionBody, Generation, Message
@@ -35,7 +35,7 @@ def sampling(body: Generation, entry: CatalogueEntry) -> SamplingParams:
     """Return how to sample; the model's defaults hold for what the request leaves open.
 
     A signed seed is taken modulo 2**64; without one the answer differs from call to call. Raises
-    InvalidRequestError: the seed or logit_bias.
+    InvalidRequestError: the seed, logit_bias or allowed_token_ids.
     """
     given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
     if "top_k" in given:
@@ -44,8 +44,14 @@ def sampling(body: Generation, entry: CatalogueEntry) -> SamplingParams:
         given.update(repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
     elif body.repeat_last_n is not None:
         given["penalty_window"] = max(body.repeat_last_n, 0)
-    bias = logit_bias(body, entry.tokenizer.vocabulary)
-    return replace(entry.sampling, **given, logit_bias=bias, seed=_seed(body.seed))
+    vocabulary = entry.tokenizer.vocabulary
+    return replace(
+        entry.sampling,
+        **given,
+        logit_bias=logit_bias(body, vocabulary),
+        allowed=allowed(body, vocabulary),
+        seed=_seed(body.seed),
+    )
 
 
 def logit_bias(body: Generation, vocabulary: int) -> tuple[tuple[int, float], ...]:
@@ -66,6 +72,19 @@ def logit_bias(body: Generation, vocabulary: int) -> tuple[tuple[int, float], ..
                 f"logit_bias: {bias:g} for token {key}; must lie between -100 and 100", param="logit_bias"
             )
     return tuple(sorted((int(key), bias) for key, bias in biases.items()))
+
+
+def allowed(body: Generation, vocabulary: int) -> TokenMask | None:
+    """Return which tokens may be generated, None for all. Raises InvalidRequestError for what is no token."""
+    field, ids = "allowed_token_ids", body.allowed_token_ids
+    if ids is None:
+        return None
+    if not ids:
+        raise InvalidRequestError(f"{field}: empty; allow at least one, or leave it out for all", param=field)
+    if len(ids) > vocabulary:
+        raise InvalidRequestError(f"{field}: {len(ids)} tokens; this model has {vocabulary}", param=field)
+    check_ids(ids, vocabulary, field)
+    return TokenMask.of(ids, vocabulary)
 
 
 def top_logprobs(body: ChatBody | CompletionBody) -> int | None:
