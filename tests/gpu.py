@@ -62,9 +62,10 @@ def _close(*buffers: Buffer) -> None:
 class Gpu:
     """Runs installed kernels, one dispatch at a time, and waits for it."""
 
-    def __init__(self, *, cooperative_matrix: bool = False) -> None:
-        self.device = Device.open(allow_software=True, validate=True, cooperative_matrix=cooperative_matrix)
-        assert not host_sees(self.device)
+    def __init__(self, device: Device | None = None) -> None:
+        """device: taken over; None: one that is opened here."""
+        self.device = device or Device.open(allow_software=True, validate=True)
+        assert device or not host_sees(self.device)
         self._pipelines: dict[tuple[Any, ...], Pipeline] = {}
         self._placed: weakref.WeakSet[Placed] = weakref.WeakSet()
         self._new: list[Placed] = []

@@ -13,12 +13,13 @@ from device import facts
 from device.bandwidth import bandwidth
 from device.bars import judge
 from device.clocked import ClockedDevice
+from device.matrices import Matrices
 from device.parity import parity
 from device.report import Report
 from device.speed import FULL, SMALL, Speed
 from tierd.backends.host import ThreadPool
 from tierd.backends.resident.backend import ResidentBackend
-from tierd.errors import DeviceError
+from tierd.errors import DeviceError, DeviceLostError
 
 # No section is begun later; with the longest of them the check then ends within five minutes.
 _LAST_START_S = 240.0
@@ -70,5 +71,32 @@ def _measure(report: Report, device: ClockedDevice, pool: ThreadPool, folder: Pa
         report.section(name, getattr(speed, name), reason=reason)
     if not report.lost:
         speed.close()
+    _on_matrices(report, speed, pool, folder, small=small, software=software)
     why = "a software device" if software else "a tiny model" if small else ""
     report.section("bars", lambda: judge(report.found, reason=why))
+
+
+def _on_matrices(
+    report: Report,
+    speed: Speed,
+    pool: ThreadPool,
+    folder: Path,
+    *,
+    small: bool,
+    software: bool,
+) -> None:
+    """Check the form that a setting chooses, on the same device opened anew."""
+    exact = report.found["prefill"]
+    reason = "prefill was not measured" if "reason" in exact else ""
+    reason = reason or ("out of time" if report.seconds > _LAST_START_S else "")
+    if reason or report.lost:
+        report.section("matrices", dict, reason=reason)
+        return
+    with ClockedDevice.open(
+        allow_software=software, cooperative_matrix=True, pipeline_cache=folder / "pipelines"
+    ) as device:
+        decline = f"{device.facts.name} {device.matrix_decline}" if device.matrix_decline else ""
+        section = Matrices(device, pool, folder)
+        report.section("matrices", lambda: section.run(speed, exact, small=small), reason=decline)
+        if report.lost:
+            device.abandon(DeviceLostError(report.lost))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,19 +78,18 @@ def parity(backend: ResidentBackend, pool: ThreadPool, folder: Path, *, small: b
     """Return what was compared and how it came out; `result` is "pass" or "fail"."""
     host, bits, greedy = [], [], []
     for case in cases(small=small):
-        with _opened(backend, case, folder) as (file, executor):
-            host.append(_against_host(case, file, executor, pool))
+        with opened(backend, case, folder) as (file, executor):
+            host.append(against_host(case, file, executor, pool))
             if case.format in _IN_COMPANY:
                 bits.append(_same_bits(case, executor))
                 greedy.append(_greedy(case, executor))
     passed = all(entry["result"] == "pass" for entry in (*host, *bits, *greedy))
-    return {"result": _word(passed), "host": host, "bits": bits, "greedy": greedy}
+    return {"result": word(passed), "host": host, "bits": bits, "greedy": greedy}
 
 
 @contextmanager
-def _opened(
-    backend: ResidentBackend, case: Case, folder: Path
-) -> Iterator[tuple[GGUFFile, ResidentExecutor]]:
+def opened(backend: ResidentBackend, case: Case, folder: Path) -> Iterator[tuple[GGUFFile, ResidentExecutor]]:
+    """Put a tiny model on the device."""
     with GGUFFile.open(case.write(folder)) as file:
         executor = backend.compile(build_plan(file), file, codec=KV_CODECS[case.codec], shape=SHAPE)
         with closing(executor):
@@ -106,7 +105,14 @@ def feed(executor: Any, tokens: Sequence[int], pages: Sequence[int], *, step: in
     return np.concatenate(rows)
 
 
-def _against_host(case: Case, file: GGUFFile, executor: ResidentExecutor, pool: ThreadPool) -> Found:
+def against_host(
+    case: Case,
+    file: GGUFFile,
+    executor: ResidentExecutor,
+    pool: ThreadPool,
+    bounds: Mapping[str, float] = BOUNDS,
+) -> Found:
+    """Compare all logits of some tokens. bounds: see BOUNDS."""
     pages = range(-(-len(TOKENS) // _PAGE))
     codec = KV_CODECS[case.codec]
     host = compile_plan(build_plan(file), file, codec=codec, pages=len(pages), max_rows=32, pool=pool)
@@ -114,14 +120,14 @@ def _against_host(case: Case, file: GGUFFile, executor: ResidentExecutor, pool: 
         expected = feed(host, TOKENS, pages, step=32)
     off = np.abs(feed(executor, TOKENS, (0,), step=32) - expected)
     mean, most = float(off.mean() / expected.std()), float(off.max() / expected.std())
-    passed = mean < BOUNDS[case.codec]  # false for a NaN
-    line(case.name, f"{_word(passed)}: off by {mean:.5f} on average, {most:.4f} at most, of the spread")
+    passed = mean < bounds[case.codec]  # false for a NaN
+    line(case.name, f"{word(passed)}: off by {mean:.5f} on average, {most:.4f} at most, of the spread")
     return {
         "model": case.name,
-        "result": _word(passed),
+        "result": word(passed),
         "mean": mean,
         "max": most,
-        "bound": BOUNDS[case.codec],
+        "bound": bounds[case.codec],
     }
 
 
@@ -139,8 +145,8 @@ def _same_bits(case: Case, executor: ResidentExecutor) -> Found:
         chunks.insert(at % 8, Chunk((token,), at, (0,), (0,)))
         if not np.array_equal(executor.run(Batch(tuple(chunks)))[0], whole[at]):
             differ.append(f"row {at} among others")
-    line(f"bits of {case.name}", _word(not differ), *differ[:3])
-    return {"model": case.name, "result": _word(not differ), "differ": differ}
+    line(f"bits of {case.name}", word(not differ), *differ[:3])
+    return {"model": case.name, "result": word(not differ), "differ": differ}
 
 
 def _greedy(case: Case, executor: ResidentExecutor) -> Found:
@@ -158,9 +164,10 @@ def _greedy(case: Case, executor: ResidentExecutor) -> Found:
         ahead.append(executor.collect().drawn(0))
     ahead.append(executor.collect().drawn(0))
     passed = ahead == [int(token) for token in alone]
-    line(f"steps ahead, {case.name}", _word(passed))
-    return {"model": case.name, "result": _word(passed), "tokens": count}
+    line(f"steps ahead, {case.name}", word(passed))
+    return {"model": case.name, "result": word(passed), "tokens": count}
 
 
-def _word(passed: bool) -> str:
+def word(passed: bool) -> str:
+    """Return a result in a word."""
     return "pass" if passed else "fail"

@@ -71,7 +71,7 @@ class Speed:
 
     def __init__(self, device: ClockedDevice, pool: ThreadPool, folder: Path, effort: Effort) -> None:
         """folder: where the model and its image are kept, "images" in it."""
-        self._device = device
+        self._device, self._pool = device, pool
         self._backend = ResidentBackend(device, pool, images=folder / "images")
         self._path = folder / "large.gguf"
         self._effort = effort
@@ -104,6 +104,13 @@ class Speed:
         line("written in", f"{written:.2f} s")
         line("loaded first, packing", f"{found['first_load_s']:.2f} s")
         return found
+
+    def on(self, device: ClockedDevice) -> Speed:
+        """Take the model off its device and return it as it is on another one, loaded from its image."""
+        self.close()
+        other = Speed(device, self._pool, self._path.parent, self._effort)
+        other._open()
+        return other
 
     def switch(self) -> Found:
         """Close the model and load it again, from the image that is kept packed."""
@@ -144,13 +151,18 @@ class Speed:
     def operations(self) -> Found:
         """Time every dispatch of a few steps, and sum up by kind."""
         position = self._effort.prompt
-        prompt = self._tokens(min(EngineSettings().chunk_rows, self._effort.prefill))
         steps = {
             "streams_1": _batch(self._tokens(1), position),
             f"streams_{STREAMS}": _batch(self._tokens(STREAMS), position),
-            "prefill": Batch((Chunk(prompt, 0, (0,), (len(prompt) - 1,)),), (Draw(),)),
         }
-        return {name: self._operations(name, batch) for name, batch in steps.items()}
+        found = {name: self._operations(name, batch) for name, batch in steps.items()}
+        return {**found, "prefill": self.prefill_operations()}
+
+    def prefill_operations(self) -> Found:
+        """Time every dispatch of a step that only prefills."""
+        prompt = self._tokens(min(EngineSettings().chunk_rows, self._effort.prefill))
+        batch = Batch((Chunk(prompt, 0, (0,), (len(prompt) - 1,)),), (Draw(),))
+        return self._operations("prefill", batch)
 
     def close(self) -> None:
         """Take the model off the device. Idempotent."""

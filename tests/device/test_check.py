@@ -56,6 +56,13 @@ def test_a_software_device_is_checked_but_for_the_bars(tmp_path: Path) -> None:
         kinds = {entry["kind"].split()[0] for entry in found["operations"][streams]["kinds"]}
         assert kinds >= {"embed", "norm", "heads", "attention", "gate", "candidates", "draw"}
     assert found["prefill"]["tokens_per_s"] > 0
+    matrices = found["matrices"]
+    if matrices["result"] == "not run":
+        assert matrices["reason"].startswith(f"{found['device']['name']} lacks cooperativeMatrix")
+    else:
+        assert matrices["result"] == "pass"
+        assert {entry["result"] for entry in (*matrices["products"], *matrices["host"])} == {"pass"}
+        assert matrices["prefill"]["ratio"] > 0
     assert set(found["bars"]) == {bar.name for bar in BARS}
     for entry in found["bars"].values():
         assert entry["result"] == "not run"

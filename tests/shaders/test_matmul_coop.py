@@ -14,6 +14,7 @@ import pytest
 from device_matmul import FLOAT_LAYOUTS, FORMATS, Case, Quantised
 from gpu import Gpu
 from tierd.backends.resident.matmuls import form_of
+from tierd.backends.vkapi import Device
 
 # Of the spread of all results: what rounding factors to 16-bit floats may put one off by, and on average.
 MOST, MEAN = 5e-3, 5e-4
@@ -23,7 +24,7 @@ ROWS = 264
 @pytest.fixture(scope="module")
 def matrices() -> Iterator[Gpu]:
     """A device that uses its cooperative matrices."""
-    gpu = Gpu(cooperative_matrix=True)
+    gpu = Gpu(Device.open(allow_software=True, validate=True, cooperative_matrix=True))
     decline = gpu.device.matrix_decline
     if decline:
         gpu.close()
