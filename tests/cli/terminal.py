@@ -13,9 +13,11 @@ from contextlib import contextmanager
 
 PATIENCE_S = 20
 
-# Makes the pseudo-terminal the controlling one, so that Ctrl-C becomes a signal; then is the command.
+# Makes the pseudo-terminal the controlling one, so that Ctrl-C becomes a signal, which processes in the
+# background are born to ignore; then is the command.
 _RUN = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "tierd", *sys.argv[1:]])
 """
