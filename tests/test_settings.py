@@ -42,6 +42,7 @@ def test_manual_shows_every_setting_with_its_default() -> None:
     expected = dataclasses.asdict(Settings())
     del expected["models"]
     expected["admin"]["token_file"] = ""
+    expected["state"]["dir"] = ""
 
     assert manual == expected
     assert {**manual_model, "path": Path(manual_model["path"]), "chat_template": None} == model

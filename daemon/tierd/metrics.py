@@ -122,19 +122,25 @@ class Metrics:
         self.pages_total = Gauge("tierd_kv_pages", "K/V pages there are.", MODEL, registry=registry)
         self.bank_bytes = Gauge(
             "tierd_kv_bank_bytes",
-            "Memory that the bank of K/V rows takes (used), and may take (limit).",
+            "Memory that the bank of K/V rows takes (used) and may take (limit), and its files (spilled).",
             ("kind",),
             registry=registry,
         )
         self.bank_dropped = Counter(
             "tierd_kv_bank_dropped",
-            "Parked conversations whose K/V was dropped because the bank was full.",
+            "Parked conversations whose K/V was dropped: the bank was full, or its file could not be read.",
             MODEL,
             registry=registry,
         )
         self.bank_dropped_positions = Counter(
             "tierd_kv_bank_dropped_positions",
-            "Positions of parked conversations whose K/V was dropped because the bank was full.",
+            "Positions of the parked conversations whose K/V was dropped.",
+            MODEL,
+            registry=registry,
+        )
+        self.bank_damaged = Counter(
+            "tierd_kv_bank_damaged",
+            "Parked conversations whose K/V was dropped because its file could not be read back.",
             MODEL,
             registry=registry,
         )

@@ -168,6 +168,18 @@ class KVSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSettings:
+    """`[state]`: files for parked K/V that the bank's memory does not hold.
+
+    dir: the folder, which is made; None: such K/V is dropped.
+    max_mb: how many MiB all files may take; 0: as the disk allows.
+    """
+
+    dir: Path | None = None
+    max_mb: int = field(default=0, metadata=_checked(_within(0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GPUSettings:
     """`[gpu]`: whether models run on a GPU, and what happens when they cannot.
 
@@ -240,6 +252,7 @@ class Settings:
     queue: QueueSettings = QueueSettings()
     limits: LimitsSettings = LimitsSettings()
     kv: KVSettings = KVSettings()
+    state: StateSettings = StateSettings()
     gpu: GPUSettings = GPUSettings()
     models: tuple[ModelSettings, ...] = ()
 
@@ -354,6 +367,7 @@ _Section = TypeVar(
     QueueSettings,
     LimitsSettings,
     KVSettings,
+    StateSettings,
     GPUSettings,
     ModelSettings,
 )

@@ -1,98 +1,54 @@
-"""The host bank: K/V rows outside of any executor, of all models, in bounded memory.
+"""The host bank: K/V rows outside of any executor, of all models, in bounded memory and, beyond it, in files.
 
 An entry has the rows of one conversation. Its room is reserved when it is opened; then its rows are copied
 in, slice by slice; once they are all there it is kept, with its tokens, and can be found. Entries of live
 streams stay until they are closed. Parked ones make room for others, the least recently used first.
+
+With a spill, parked entries are written to files in the background, so that half of the bank can be had at
+once: the memory of an entry whose file is complete is given up and nothing lost. What is found in a file only
+must be fetched before it is read.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
+from tierd.kv.banked import Banked
+from tierd.kv.openings import longest_opening, pack
+from tierd.kv.spill import Rows, Spill, SpillDone, SpillJob, header_of
 
-from tierd.kv.openings import TOKEN_BYTES, longest_opening, pack, unpack
+__all__ = ["Bank", "Banked"]
 
-Rows = npt.NDArray[np.uint8]
-
-
-class Banked:
-    """The rows of one conversation. The bank alone changes it; whoever opened it writes its `layers`.
-
-    layers: for each row store, shape (positions, its row's bytes); memory is touched as it is written.
-    live: a stream will need it again. pins: who reads its rows. closing: it goes with the last of them.
-    dropped: it had to make room, or was closed: its rows are gone.
-    """
-
-    __slots__ = (
-        "closing",
-        "dropped",
-        "layers",
-        "live",
-        "model",
-        "origin",
-        "packed",
-        "pins",
-        "positions",
-        "row_bytes",
-    )
-
-    def __init__(
-        self, model: str, origin: str, row_bytes: tuple[int, ...], positions: int, *, live: bool
-    ) -> None:
-        self.model = model
-        self.origin = origin
-        self.row_bytes = row_bytes
-        self.positions = positions
-        self.live = live
-        self.layers: list[Rows] = [np.empty((positions, count), np.uint8) for count in row_bytes]
-        self.packed: bytes | None = None  # tokens, once it is kept
-        self.pins = 0
-        self.closing = False
-        self.dropped = False
-
-    @property
-    def bytes(self) -> int:
-        """What its rows take."""
-        return self.positions * sum(self.row_bytes)
-
-    @property
-    def kept(self) -> bool:
-        """Whether all of its rows are there, so that it can be found."""
-        return self.packed is not None
-
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens whose rows it has, none before it is kept."""
-        return unpack(self.packed or b"")
-
-    @property
-    def valid(self) -> int:
-        """How many of its positions have rows that can be found."""
-        return len(self.packed or b"") // TOKEN_BYTES
-
-    @property
-    def droppable(self) -> bool:
-        """Whether it may make room for others."""
-        return self.kept and not self.live and not self.pins
+log = logging.getLogger(__name__)
 
 
 class Bank:
-    """Entries of all models in `limit` bytes. Only the engine thread uses it.
+    """Entries of all models in `limit` bytes of memory. Only the engine thread uses it.
 
-    used: bytes that are reserved. dropped, dropped_positions: parked entries that had to make room, and their
-    positions. on_drop: called with each of them.
+    used: bytes of memory that are reserved. spilled: bytes of files, those being written among them.
+    dropped, dropped_positions: parked entries that had to make room or could not be fetched, and their
+    positions. on_drop: called with each of them. spill: posts what `settle` is to be called with.
     """
 
-    def __init__(self, limit: int, *, on_drop: Callable[[Banked], None] | None = None) -> None:
+    def __init__(
+        self, limit: int, *, on_drop: Callable[[Banked], None] | None = None, spill: Spill | None = None
+    ) -> None:
         self.limit = limit
         self.used = 0
+        self.spilled = 0
         self.dropped = 0
         self.dropped_positions = 0
         self._on_drop = on_drop
+        self._spill = spill
+        self._spill_fails = False  # since the last file that was written
         self._entries: dict[Banked, None] = {}  # in order of last use, the oldest first
+        self._at_work: Banked | None = None  # whose file is being written or read
+        self._to_fetch: deque[Banked] = deque()
 
     @property
     def entries(self) -> tuple[Banked, ...]:
@@ -102,7 +58,7 @@ class Bank:
     def open(
         self, model: str, origin: str, row_bytes: tuple[int, ...], positions: int, *, live: bool
     ) -> Banked | None:
-        """Reserve room for so many positions; parked entries are dropped to make it.
+        """Reserve room for so many positions; parked entries leave memory to make it, or are dropped.
 
         origin: what computed the rows; nothing else may go on with what is found. None when there is no room,
         and then nothing is dropped, or when the system refuses so much memory.
@@ -115,23 +71,29 @@ class Bank:
             return None
         self.used += entry.bytes
         self._entries[entry] = None
+        self._go_on()
         return entry
 
     def keep(self, entry: Banked, tokens: Ordered[int]) -> None:
         """Note that an entry has the rows of these tokens: it can be found and, unless live, dropped.
 
-        ValueError without tokens, with more than it has positions, and for one that is closed.
+        They change no more. ValueError without tokens, with more than it has positions, and for an entry that
+        is closed or kept already.
         """
         self._refuse_closed(entry)
+        if entry.kept:
+            raise ValueError("the entry is kept already")
         if not 0 < len(tokens) <= entry.positions:
             raise ValueError(f"cannot keep {len(tokens)} tokens in {entry.positions} positions")
         entry.packed = pack(tokens)
+        self._go_on()
 
     def parked(self, entry: Banked) -> None:
         """Note that no stream waits for a live entry any more: it may be dropped. Counts as its last use."""
         self._refuse_closed(entry)
         entry.live = False
         self.touch(entry)
+        self._go_on()
 
     def find(
         self, model: str, origin: str, tokens: Ordered[int], minimum: int = 1
@@ -141,15 +103,48 @@ class Bank:
         Pure. Of equals the one with the fewest tokens beyond wins, then the one used last.
         """
         held = (
-            (entry, entry.packed)
+            (entry, entry.packed or b"")
             for entry in reversed(self._entries)
-            if entry.packed is not None and entry.model == model and entry.origin == origin
+            if entry.model == model and entry.origin == origin and entry.kept
         )
         return longest_opening(pack(tokens), held, minimum)
+
+    def fetch(self, entry: Banked) -> bool:
+        """Begin to bring an entry's rows back into memory, if they are not there; whoever wants them pins it.
+
+        Once `settle` has been told, the entry is `in_memory`, or `dropped` where its file was no good. False
+        when there is no room, as for `open`. ValueError for one that is closed.
+        """
+        self._refuse_closed(entry)
+        if entry.in_memory or entry.fetching:
+            return True
+        if not self._make_room(entry.bytes):
+            return False
+        try:
+            entry.incoming = entry.new_layers()
+        except MemoryError:
+            return False
+        self.used += entry.bytes
+        entry.pins += 1
+        self._to_fetch.append(entry)
+        self._go_on()
+        return True
+
+    def settle(self, done: SpillDone) -> Banked:
+        """Book what the spill has posted; return the entry whose file was written or read."""
+        entry, self._at_work = self._at_work, None
+        assert entry is not None
+        if done.job.reads:
+            self._settle_fetched(entry, done)
+        else:
+            self._settle_written(entry, done)
+        self.unpin(entry)
+        return entry
 
     def touch(self, entry: Banked) -> None:
         """Count this as an entry's last use. ValueError for one that is closed."""
         self._refuse_closed(entry)
+        entry.unwritable = False
         del self._entries[entry]
         self._entries[entry] = None
 
@@ -165,51 +160,177 @@ class Bank:
         entry.pins -= 1
         if entry.closing and not entry.pins:
             self._remove(entry)
+        self._go_on()
 
     def close(self, entry: Banked) -> None:
         """Give an entry's room back, once nobody reads it; it is not found any more. Again does nothing."""
         if entry.pins:
             entry.closing = True
-            entry.packed = None
         elif entry in self._entries:
             self._remove(entry)
 
     def flush(self, model: str | None = None) -> int:
-        """Close all that might be dropped, of one model or of all; return how many that were."""
-        gone = [entry for entry in self._entries if entry.droppable and model in (None, entry.model)]
+        """Close all parked entries, of one model or of all; return how many there were."""
+        gone = [
+            entry for entry in self._entries if entry.kept and not entry.live and model in (None, entry.model)
+        ]
         for entry in gone:
             self.close(entry)
         return len(gone)
 
+    # ---- Room
+
     def _make_room(self, wanted: int) -> bool:
-        """Drop what must be dropped so that `wanted` bytes are free; nothing when that is not enough."""
+        """Let parked entries leave memory until `wanted` bytes are free; none when that is not enough.
+
+        Those that stay in a file go first, for nothing is lost with them.
+        """
         missing = self.used + wanted - self.limit
         going: list[Banked] = []
-        for entry in self._entries:
-            if missing <= 0:
-                break
-            if entry.droppable:
+        if missing > 0:
+            spare = [entry for entry in self._entries if entry.droppable and entry.in_memory]
+            for entry in sorted(spare, key=lambda entry: entry.path is None):
+                if missing <= 0:
+                    break
                 going.append(entry)
                 missing -= entry.bytes
         if missing > 0:
             return False
         for entry in going:
-            self._drop(entry)
+            if entry.path is None:
+                self._drop(entry)
+            else:
+                self._leave_memory(entry)
         return True
 
+    def _leave_memory(self, entry: Banked) -> None:
+        entry.layers = []
+        self.used -= entry.bytes
+
     def _drop(self, entry: Banked) -> None:
+        self._count_drop(entry)
         self._remove(entry)
+
+    def _count_drop(self, entry: Banked) -> None:
         self.dropped += 1
         self.dropped_positions += entry.valid
         if self._on_drop is not None:
             self._on_drop(entry)
 
-    def _remove(self, entry: Banked) -> None:
-        del self._entries[entry]
-        self.used -= entry.bytes
-        entry.dropped = True
-        entry.layers = []
-
     def _refuse_closed(self, entry: Banked) -> None:
         if entry.closing or entry not in self._entries:
             raise ValueError("the entry is closed")
+
+    def _remove(self, entry: Banked) -> None:
+        del self._entries[entry]
+        if entry.in_memory:
+            self._leave_memory(entry)
+        if entry.path is not None:
+            self._remove_file(entry)
+        entry.dropped = True
+
+    # ---- Files
+
+    def _go_on(self) -> None:
+        """Give the spill its next job when it has none: what somebody waits for first."""
+        if self._spill is None or self._at_work is not None:
+            return
+        if self._to_fetch:
+            self._start_fetching(self._spill, self._to_fetch.popleft())
+            return
+        while (entry := self._next_to_write()) is not None:
+            if self._start_writing(self._spill, entry):
+                return
+            entry.unwritable = True
+
+    def _next_to_write(self) -> Banked | None:
+        """Return the parked entry to be written next, None while half of the memory can be had at once."""
+        if self.used <= self.limit // 2:
+            return None
+        entries = [entry for entry in self._entries if entry.in_memory and entry.path is None]
+        if sum(entry.bytes for entry in entries) <= self.limit // 2:
+            return None
+        return next((entry for entry in entries if entry.droppable and not entry.unwritable), None)
+
+    def _start_writing(self, spill: Spill, entry: Banked) -> bool:
+        job = _job(spill, entry, spill.new_path(), entry.layers, reads=False)
+        if not self._make_file_room(entry, self.spilled + job.size - spill.limit):
+            return False
+        self.spilled += job.size
+        entry.pins += 1
+        self._at_work = entry
+        spill.start(job)
+        return True
+
+    def _settle_written(self, entry: Banked, done: SpillDone) -> None:
+        if not done.problem:
+            self._spill_fails = False
+            entry.path, entry.file_bytes = done.job.path, done.job.size
+            return
+        self.spilled -= done.job.size
+        if not self._spill_fails:
+            self._spill_fails = True
+            log.warning(
+                "state.dir: cannot write %s: %s; K/V that memory does not hold is dropped",
+                done.job.path,
+                done.problem,
+            )
+        entry.unwritable = not (done.full and self._make_file_room(entry, done.job.size))
+
+    def _start_fetching(self, spill: Spill, entry: Banked) -> None:
+        assert entry.path is not None
+        self._at_work = entry
+        spill.start(_job(spill, entry, entry.path, entry.incoming, reads=True))
+
+    def _settle_fetched(self, entry: Banked, done: SpillDone) -> None:
+        layers, entry.incoming = entry.incoming, []
+        if not done.problem:
+            entry.layers = layers
+            return
+        log.warning("state.dir: cannot read %s back: %s", done.job.path, done.problem)
+        self.used -= entry.bytes
+        entry.damaged = entry.dropped = True
+        if not entry.closing:
+            self._count_drop(entry)
+            self.close(entry)
+
+    def _make_file_room(self, entry: Banked, missing: int) -> bool:
+        """Remove files of entries used before this one, of `missing` bytes; none when that is not enough."""
+        going: list[Banked] = []
+        for other in self._entries:
+            if missing <= 0 or other is entry:
+                break
+            if other.path is not None and other.droppable:
+                going.append(other)
+                missing -= other.file_bytes
+        if missing > 0:
+            return False
+        for other in going:
+            if other.in_memory:
+                self._remove_file(other)
+            else:
+                self._drop(other)
+        return True
+
+    def _remove_file(self, entry: Banked) -> None:
+        assert self._spill is not None
+        assert entry.path is not None
+        self._spill.remove(entry.path)
+        self.spilled -= entry.file_bytes
+        entry.path, entry.file_bytes = None, 0
+
+
+def _job(spill: Spill, entry: Banked, path: Path, layers: list[Rows], *, reads: bool) -> SpillJob:
+    """Return the job that moves an entry's valid rows to or from its file."""
+    header = header_of(
+        {
+            "run": spill.run,
+            "model": entry.model,
+            "origin": entry.origin,
+            "row_bytes": entry.row_bytes,
+            "positions": entry.valid,
+            "tokens": hashlib.blake2b(entry.packed or b"", digest_size=16).hexdigest(),
+        }
+    )
+    rows = tuple(layer[: entry.valid] for layer in layers)
+    return SpillJob(path=path, header=header, rows=rows, reads=reads)

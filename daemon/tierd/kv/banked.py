@@ -1,0 +1,99 @@
+"""An entry of the host bank: the K/V rows of one conversation, in memory or in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tierd.kv.openings import TOKEN_BYTES, unpack
+from tierd.kv.spill import Rows
+
+
+class Banked:
+    """The rows of one conversation. The bank alone changes it; whoever opened it writes its `layers`.
+
+    layers: for each row store, shape (positions, its row's bytes); memory is touched as it is written. Empty
+    while the rows are in a file only, or are being fetched from there.
+    live: a stream will need it again. pins: who reads its rows. closing: it goes with the last of them.
+    dropped: it had to make room, or was closed, or could not be fetched (`damaged`): its rows are gone.
+    incoming: where `layers` are being fetched to. path, file_bytes: of its file, once that is complete.
+    unwritable: there will be none, at least until it is used again.
+    """
+
+    __slots__ = (
+        "closing",
+        "damaged",
+        "dropped",
+        "file_bytes",
+        "incoming",
+        "layers",
+        "live",
+        "model",
+        "origin",
+        "packed",
+        "path",
+        "pins",
+        "positions",
+        "row_bytes",
+        "unwritable",
+    )
+
+    def __init__(
+        self, model: str, origin: str, row_bytes: tuple[int, ...], positions: int, *, live: bool
+    ) -> None:
+        """Raise MemoryError when the system refuses so much memory."""
+        self.model = model
+        self.origin = origin
+        self.row_bytes = row_bytes
+        self.positions = positions
+        self.live = live
+        self.layers = self.new_layers()
+        self.packed: bytes | None = None  # tokens, once it is kept
+        self.pins = 0
+        self.closing = False
+        self.dropped = False
+        self.damaged = False
+        self.incoming: list[Rows] = []
+        self.path: Path | None = None
+        self.file_bytes = 0
+        self.unwritable = False
+
+    def new_layers(self) -> list[Rows]:
+        """Return memory for its rows."""
+        return [np.empty((self.positions, count), np.uint8) for count in self.row_bytes]
+
+    @property
+    def bytes(self) -> int:
+        """What its rows take in memory."""
+        return self.positions * sum(self.row_bytes)
+
+    @property
+    def kept(self) -> bool:
+        """Whether all of its rows are there, so that it can be found."""
+        return self.packed is not None and not self.closing
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens whose rows it has, none before it is kept."""
+        return unpack(self.packed or b"")
+
+    @property
+    def valid(self) -> int:
+        """How many of its positions have rows that can be found."""
+        return len(self.packed or b"") // TOKEN_BYTES
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether its `layers` are there."""
+        return bool(self.layers)
+
+    @property
+    def fetching(self) -> bool:
+        """Whether its rows are on their way back into memory."""
+        return bool(self.incoming)
+
+    @property
+    def droppable(self) -> bool:
+        """Whether it may make room for others."""
+        return self.kept and not self.live and not self.pins

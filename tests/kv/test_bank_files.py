@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from manual_spill import ManualSpill
+from tierd.kv.bank import Bank, Banked
+
+ROW_BYTES = (8, 16)
+POSITION = sum(ROW_BYTES)
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> ManualSpill:
+    return ManualSpill(tmp_path)
+
+
+@pytest.fixture
+def bank(spill: ManualSpill) -> Bank:
+    return Bank(10 * POSITION, spill=spill)
+
+
+def put(bank: Bank, token: int, length: int, *, model: str = "m", live: bool = False) -> Banked:
+    """Keep the rows of a conversation of one token only."""
+    entry = bank.open(model, "host", ROW_BYTES, length, live=live)
+    assert entry is not None
+    for layer in entry.layers:
+        layer[:] = token
+    bank.keep(entry, [token] * length)
+    return entry
+
+
+def finish(bank: Bank, spill: ManualSpill) -> Banked:
+    return bank.settle(spill.finish())
+
+
+def written(bank: Bank, spill: ManualSpill, token: int, length: int) -> Banked:
+    """Put an entry that makes the bank write it."""
+    entry = put(bank, token, length)
+    assert finish(bank, spill) is entry
+    assert entry.path is not None
+    return entry
+
+
+def test_nothing_is_written_while_half_of_the_memory_can_be_had(bank: Bank, spill: ManualSpill) -> None:
+    first, second = put(bank, 1, 3), put(bank, 2, 2)
+    assert spill.job is None
+    put(bank, 3, 1)
+    assert finish(bank, spill) is first
+    assert spill.job is None
+    assert first.path is not None
+    assert first.in_memory
+    assert second.path is None
+    assert (bank.spilled, bank.used) == (first.path.stat().st_size, 6 * POSITION)
+
+
+def test_live_and_unfinished_entries_are_not_written(bank: Bank, spill: ManualSpill) -> None:
+    live = put(bank, 1, 4, live=True)
+    filling = bank.open("m", "host", ROW_BYTES, 4, live=False)
+    assert filling is not None
+    assert spill.job is None
+    bank.keep(filling, [2] * 4)
+    assert finish(bank, spill) is filling
+    assert spill.job is None
+    bank.parked(live)
+    assert spill.job is None  # half of it is in a file
+    put(bank, 3, 2)
+    assert finish(bank, spill) is live
+
+
+def test_an_entry_in_a_file_leaves_memory_and_nothing_is_dropped(bank: Bank, spill: ManualSpill) -> None:
+    entry = written(bank, spill, 1, 6)
+    put(bank, 2, 4)
+    other = put(bank, 3, 4)
+    assert not entry.in_memory
+    assert not entry.dropped
+    assert bank.used == 8 * POSITION
+    assert bank.dropped == 0
+    assert bank.find("m", "host", [1, 1]) == (entry, 2)
+    assert other.in_memory
+
+
+def test_what_is_in_a_file_leaves_before_what_would_be_lost(bank: Bank, spill: ManualSpill) -> None:
+    first, second = put(bank, 1, 3), put(bank, 2, 3)
+    assert finish(bank, spill) is first
+    bank.touch(first)
+    put(bank, 3, 4)
+    bank.settle(spill.fail())
+    while spill.job is not None:
+        bank.settle(spill.fail())
+    put(bank, 4, 2)
+    assert not first.in_memory
+    assert second.in_memory
+    assert bank.dropped == 0
+
+
+def test_what_is_being_written_stays(bank: Bank, spill: ManualSpill) -> None:
+    entry = put(bank, 1, 6)
+    assert spill.job is not None
+    assert bank.open("m", "host", ROW_BYTES, 5, live=True) is None
+    bank.close(entry)
+    assert bank.used == 6 * POSITION
+    assert bank.find("m", "host", [1]) is None
+    assert finish(bank, spill) is entry
+    assert (bank.used, bank.spilled, entry.dropped, spill.files) == (0, 0, True, set())
+
+
+def test_rows_are_fetched(bank: Bank, spill: ManualSpill) -> None:
+    entry = written(bank, spill, 1, 6)
+    other = put(bank, 2, 8)
+    finish(bank, spill)
+    assert bank.fetch(entry)
+    assert bank.fetch(entry)
+    assert not other.in_memory
+    assert not entry.in_memory
+    assert entry.fetching
+    assert bank.used == 6 * POSITION
+    assert finish(bank, spill) is entry
+    assert not entry.fetching
+    assert all((layer == 1).all() for layer in entry.layers)
+    assert bank.fetch(entry)
+    assert spill.job is None
+
+
+def test_fetching_comes_before_writing(spill: ManualSpill) -> None:
+    bank = Bank(40 * POSITION, spill=spill)
+    first, live = put(bank, 1, 3), put(bank, 2, 18, live=True)
+    assert finish(bank, spill) is first
+    second = put(bank, 3, 4)
+    bank.close(put(bank, 4, 16, live=True))
+    bank.close(live)
+    assert not first.in_memory
+    third = put(bank, 5, 21)
+    assert bank.fetch(first)
+    assert [finish(bank, spill) for _ in range(3)] == [second, first, third]
+    assert first.in_memory
+
+
+def test_there_may_be_no_room_to_fetch(bank: Bank, spill: ManualSpill) -> None:
+    entry = written(bank, spill, 1, 6)
+    put(bank, 2, 7, live=True)
+    assert not entry.in_memory
+    assert not bank.fetch(entry)
+    assert not entry.fetching
+    assert bank.used == 7 * POSITION
+
+
+def test_a_bad_file_is_a_miss(bank: Bank, spill: ManualSpill, caplog: pytest.LogCaptureFixture) -> None:
+    dropped: list[Banked] = []
+    bank = Bank(10 * POSITION, spill=spill, on_drop=dropped.append)
+    entry = written(bank, spill, 1, 6)
+    put(bank, 2, 7, live=True)
+    live = bank.entries[-1]
+    bank.close(live)
+    bank.pin(entry)
+    assert bank.fetch(entry)
+    assert entry.path is not None
+    entry.path.write_bytes(b"x")
+    assert finish(bank, spill) is entry
+    assert (entry.dropped, entry.damaged, entry.in_memory) == (True, True, False)
+    assert dropped == [entry]
+    assert (bank.dropped, bank.dropped_positions, bank.used) == (1, 6, 0)
+    assert bank.find("m", "host", [1]) is None
+    assert f"cannot read {entry.path} back: it has another size" in caplog.text
+    bank.unpin(entry)
+    assert (bank.entries, bank.spilled, spill.files) == ((), 0, set())
+
+
+def test_what_is_closed_while_it_is_fetched_can_still_be_read(bank: Bank, spill: ManualSpill) -> None:
+    entry = written(bank, spill, 1, 6)
+    bank.close(put(bank, 2, 7, live=True))
+    bank.pin(entry)
+    assert bank.fetch(entry)
+    assert bank.flush() == 1
+    assert finish(bank, spill) is entry
+    assert all((layer == 1).all() for layer in entry.layers)
+    bank.unpin(entry)
+    assert (bank.entries, bank.used, spill.files) == ((), 0, set())
+
+
+def test_failures_to_write_are_said_once(
+    bank: Bank, spill: ManualSpill, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    first, second = put(bank, 1, 4), put(bank, 2, 4)
+    assert bank.settle(spill.fail()) is first
+    assert bank.settle(spill.fail()) is second
+    assert spill.job is None
+    assert [first.unwritable, second.unwritable] == [True, True]
+    assert len(caplog.records) == 1
+    assert "no luck; K/V that memory does not hold is dropped" in caplog.text
+    third = put(bank, 3, 6)
+    assert first.dropped
+    assert finish(bank, spill) is third
+    fourth = put(bank, 4, 4)
+    assert bank.settle(spill.fail()) is fourth
+    assert len(caplog.records) == 2
+
+
+def test_the_oldest_files_make_room_for_newer_ones(tmp_path: Path) -> None:
+    spill = ManualSpill(tmp_path, limit=2 * (6 * POSITION + 300))
+    bank = Bank(10 * POSITION, spill=spill)
+    entries = [written(bank, spill, token, 6) for token in range(4)]
+    assert [entry.dropped for entry in entries] == [True, True, False, False]
+    assert bank.spilled <= spill.limit
+    assert spill.files == {entry.path for entry in entries[2:]}
+    assert bank.dropped == 2
+
+
+def test_what_is_too_large_for_a_file_is_not_written(tmp_path: Path) -> None:
+    spill = ManualSpill(tmp_path, limit=6 * POSITION)
+    bank = Bank(10 * POSITION, spill=spill)
+    entry = put(bank, 1, 6)
+    assert spill.job is None
+    assert entry.unwritable
+
+
+def test_a_full_disk_costs_the_oldest_files(bank: Bank, spill: ManualSpill) -> None:
+    old = written(bank, spill, 1, 6)
+    entry = put(bank, 2, 6)
+    assert bank.settle(spill.fail(full=True)) is entry
+    assert old.dropped
+    assert finish(bank, spill) is entry
+    assert spill.files == {entry.path}
+    more = put(bank, 3, 4)
+    bank.touch(entry)
+    while spill.job is not None:
+        bank.settle(spill.fail(full=True))
+    assert not entry.dropped
+    assert more.path is None
