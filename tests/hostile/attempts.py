@@ -34,8 +34,9 @@ VALUES = (
 FIELDS = (
     "model", "messages", "prompt", "content", "tokens", "stream", "stream_options", "max_tokens", "stop",
     "seed", "max_completion_tokens", "temperature", "top_p", "min_p", "top_k", "ignore_eos", "n", "logprobs",
-    "top_logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "repeat_penalty", "tools",
-    "response_format", "echo", "suffix", "add_special", "parse_special", "user", "best_of", "\ud83d", "",
+    "top_logprobs", "logit_bias", "allowed_token_ids", "presence_penalty", "frequency_penalty",
+    "repeat_penalty", "tools", "response_format", "echo", "suffix", "add_special", "parse_special", "user",
+    "best_of", "\ud83d", "",
 )  # fmt: skip
 
 PATHS = (

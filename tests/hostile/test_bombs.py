@@ -138,7 +138,9 @@ def test_millions_of_ids_and_messages(served: Daemon) -> None:
     assert responses["/tokenize"].json() == {"tokens": []}
 
 
-@pytest.mark.parametrize("field", ["guided_json", "prompt", "logit_bias", "stop", "unheard_of"])
+@pytest.mark.parametrize(
+    "field", ["guided_json", "prompt", "logit_bias", "allowed_token_ids", "stop", "unheard_of"]
+)
 def test_millions_of_values(served: Daemon, field: str) -> None:
     values = (b"[]", b"{}", b'"a"', b"1e9")
     bodies = [
