@@ -38,7 +38,7 @@ def test_a_slot_has_all_that_serving_takes(tiny: Path) -> None:
     assert (slot.id, slot.plan.architecture) == ("tiny", "llama")
     assert (slot.outcome, slot.device, slot.decline) == ("cpu", "null", "")
     assert slot.context == 8192
-    assert slot.pool.total == slot.executor.pages == 3 * 8192 // 4
+    assert slot.home.pool.total == slot.executor.pages == 3 * 8192 // 4
     assert slot.executor.max_rows == 32 + 3
     assert slot.executor.vocabulary == slot.tokenizer.vocabulary == 301
     assert slot.limits.max_output_tokens == 100
@@ -52,21 +52,21 @@ def test_the_context_shrinks_to_what_memory_allows_and_says_so(
     caplog.set_level(logging.INFO, "tierd")
     slot = opened(tiny, memory_mb=1)
     pages = MIB // PAGE_BYTES
-    assert (slot.context, slot.pool.total) == (pages * 4, pages)
+    assert (slot.context, slot.home.pool.total) == (pages * 4, pages)
     assert f"context {pages * 4} of the model's 8192 (K/V memory allows no more), 8 streams" in caplog.text
     slot.close()
 
 
 def test_models_share_kv_memory(tiny: Path) -> None:
     slot = opened(tiny, memory_mb=2, neighbours=1)
-    assert slot.pool.total == MIB // PAGE_BYTES
+    assert slot.home.pool.total == MIB // PAGE_BYTES
     slot.close()
 
 
 def test_a_context_of_ones_own(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tierd")
     slot = opened(tiny, context=100, streams=2)
-    assert (slot.context, slot.pool.total) == (100, 50)
+    assert (slot.context, slot.home.pool.total) == (100, 50)
     assert "allows no more" not in caplog.text
     slot.close()
 
@@ -115,7 +115,7 @@ def test_prompts_get_no_more_rows_than_steps_have_besides_those_of_streams(
 
     def placed(*arguments: object) -> Placed:
         there = HostSite.put(site, *arguments)  # type: ignore[arg-type]
-        monkeypatch.setattr(there.executor, "max_rows", 20)
+        monkeypatch.setattr(there.home.executor, "max_rows", 20)
         return there
 
     monkeypatch.setattr(site, "put", placed)

@@ -196,16 +196,36 @@ class TextStream(Protocol):
         """Return what was held back; called once, when the stream ends without a stop string."""
 
 
+class SavedRows(Protocol):
+    """Rows of K/V outside of any executor, from position 0 on."""
+
+    @property
+    def positions(self) -> int:
+        """How many positions have rows."""
+
+    @property
+    def layers(self) -> Ordered[npt.NDArray[np.uint8]]:
+        """The rows by layer, shape (positions or more, bytes of one position); see backends.protocol."""
+
+    def close(self) -> None:
+        """Give up what they take, unless they are kept for others. Idempotent."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """The engine's record of one request being served. Only the engine thread touches it.
 
     tokens: prompt ids, then sampled ids. `tokens[:fed]` have their K/V in `pages`.
     cached: how many of them had it from the start.
+    refed: how many had it once, and have to be fed again because it could not be kept.
     held: pages given back already that a step in flight still writes to, behind what is kept of them.
     pages: page ids in order; page i holds positions [i * page_positions, (i + 1) * page_positions).
     history: `tokens` as penalties read them; the sampler brings it up to date when it needs it.
     logprobs: of sampled tokens that are not told yet, because their text is held back. told: how many are.
+    moves: of its rows that are under way or asked for; until they are over no step holds rows of it.
+    saved: its rows where they are outside of any executor, to be brought into its pages when it is admitted.
+    follows: a stream whose prompt begins alike, and whose rows it waits for.
+    passes: why it is on the CPU although its model is on the device; None when it is not.
     foreseen: what the executor drew for the newest token; -1 where it left that to the sampler.
     submitted: when the request was asked for, monotonic seconds.
     paused: it gets no rows, because its reader does not keep up.
@@ -216,11 +236,16 @@ class Sequence:
     tokens: list[int]
     fed: int = 0
     cached: int = 0
+    refed: int = 0
     pages: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
     history: array[int] = field(default_factory=lambda: array("i"))
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     told: int = 0
+    moves: int = 0
+    saved: SavedRows | None = None
+    follows: Sequence | None = None
+    passes: PassReason | None = None
     foreseen: int = -1
     submitted: float = 0.0
     paused: bool = False

@@ -120,6 +120,12 @@ class Metrics:
             registry=registry,
         )
         self.pages_total = Gauge("tierd_kv_pages", "K/V pages there are.", MODEL, registry=registry)
+        self.reprefilled = Counter(
+            "tierd_kv_reprefilled_tokens",
+            "Tokens fed again because their K/V was lost, or could be kept nowhere.",
+            MODEL,
+            registry=registry,
+        )
         self.bank_bytes = Gauge(
             "tierd_kv_bank_bytes",
             "Memory that the bank of K/V rows takes (used) and may take (limit), and its files (spilled).",

@@ -12,11 +12,10 @@ from tierd.backends import library
 from tierd.backends.protocol import Executor
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
-from tierd.core import Batch, PassReason, Request, Sequence
+from tierd.core import Batch, PassReason, Sequence
 from tierd.errors import ModelError, ModelFileError, RequiredTierError, SettingsError
-from tierd.kv.pool import PagePool
-from tierd.kv.prefix import PrefixCache
-from tierd.kv.sizing import pages_for
+from tierd.kv.home import Home
+from tierd.kv.moves import Move
 from tierd.models import GGUFFile, build_plan
 from tierd.models.plan import Plan
 from tierd.settings import LimitsSettings, ModelSettings, Settings
@@ -38,18 +37,20 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A model where it runs, and what it got there. context: positions of one stream.
+    """A model where it runs, and what it got there. home: of its streams, on its executor.
 
-    outcome: "cpu" or "gpu:resident". device: what computes, by name. codec: how K/V is kept.
+    context: positions of one stream. outcome: "cpu" or "gpu:resident". device: what computes, by name.
+    codec: how K/V is kept.
     regions: of the device, a stream's K/V in each; 0 on the host. region_positions: what each holds, may be
     less than the context. scratch: the region that is no stream's; None without.
     prefill_window: most rows of a step. prefill_continues: whether a prompt may be fed in parts.
     experts_on_host: layers whose experts are not on the device.
     resident_decline: why the model is not on the device, in plain words; "" when it is, or is not to be.
     declined: the same as a reason of passes; None where there is no device that could serve.
+    fallback: see Slot.
     """
 
-    executor: Executor
+    home: Home
     context: int
     outcome: str
     device: str
@@ -62,6 +63,25 @@ class Placed:
     experts_on_host: int = 0
     resident_decline: str = ""
     declined: PassReason | None = None
+    fallback: Fallback | None = None
+
+
+class Fallback(Protocol):
+    """What becomes of a model when the device cannot have its streams. For worker threads; takes seconds.
+
+    refusal: why the CPU must not have them, "" when it may.
+    """
+
+    refusal: str
+
+    def understudy(self, slot: Slot) -> Slot:
+        """Return the same model on the CPU. Raises TierdError where it cannot be there."""
+
+    def rearm(self, slot: Slot) -> Placed:
+        """Put the model on the device once more, after that was lost. Raises DeviceError where that fails."""
+
+    def retry_at(self) -> float | None:
+        """Return when that may be tried, monotonic seconds; None: never again."""
 
 
 class Site(Protocol):
@@ -78,12 +98,17 @@ class Site(Protocol):
 class Slot:
     """A loaded model and its streams.
 
-    context: positions of one stream; the pool holds at least one stream of it.
-    prefix_cache: False: no page outlives its streams.
+    home: gives streams their pages. context: positions of one stream.
     waiting: not admitted yet, in order of arrival. running: admitted, in order of admission.
+    returning: streams that come from elsewhere and are admitted first, in this order. exiles: those that can
+    be here no longer and wait for a place on the CPU.
     steps: what the executor has been given and is not done with, oldest first. Pages of a sequence of a step
     stay its own until the step is done, even when the sequence has left.
-    outcome, device, decline, scratch: where the model runs, and why not on the device; see Placed.
+    move: what is at work on a slice of the first of `home.moves`, None when nothing is.
+    outcome, device, decline, declined, scratch: where the model runs, and why not on the device; see Placed.
+    fallback: what becomes of its streams when the device cannot have them; None where it is the only place.
+    understudy: the same model on the CPU, once a stream needs that. stranded: why there can be none.
+    lost: why the device is lost, "" while it is there.
     """
 
     settings: ModelSettings
@@ -91,33 +116,52 @@ class Slot:
     plan: Plan
     tokenizer: Tokenizer
     renderer: Renderer | None
-    executor: Executor
+    home: Home
     context: int
     chunk_rows: int
-    prefix_cache: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
     outcome: str = "cpu"
     device: str = ""
     decline: str = ""
+    declined: PassReason | None = None
     scratch: int | None = None
-    pool: PagePool = field(init=False)
-    prefixes: PrefixCache = field(init=False)
     waiting: deque[Sequence] = field(default_factory=deque)
+    returning: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
+    exiles: deque[Sequence] = field(default_factory=deque)
     steps: deque[Step] = field(default_factory=deque)
-
-    def __post_init__(self) -> None:
-        self.pool = PagePool(self.executor.pages - (self.scratch is not None))
-        self.prefixes = PrefixCache(self.pool, self.executor.page_positions, enabled=self.prefix_cache)
+    move: Move | None = None
+    fallback: Fallback | None = None
+    understudy: Slot | None = None
+    stranded: str = ""
+    lost: str = ""
 
     @property
     def id(self) -> str:
         """The model's name."""
         return self.settings.id
 
-    def pages_needed(self, request: Request) -> int:
-        """Return how many pages a request may ever fill: the last token it asks for is never fed."""
-        return pages_for(len(request.prompt) + request.max_tokens - 1, self.executor.page_positions)
+    @property
+    def executor(self) -> Executor:
+        """What computes its steps."""
+        return self.home.executor
+
+    @property
+    def first(self) -> Sequence | None:
+        """Who is admitted next, None when nobody waits."""
+        return next(iter(self.returning or self.waiting), None)
+
+    @property
+    def streams(self) -> list[Sequence]:
+        """All that are served, here or by the understudy: those who wait in the queue are not."""
+        there = self.understudy.streams if self.understudy is not None else []
+        return [*self.running, *self.returning, *self.exiles, *there]
+
+    @property
+    def occupied(self) -> int:
+        """How many those are."""
+        here = len(self.running) + len(self.returning) + len(self.exiles)
+        return here if self.understudy is None else here + self.understudy.occupied
 
     @property
     def has_room(self) -> bool:
@@ -126,6 +170,8 @@ class Slot:
 
     def close(self) -> None:
         """Free weights and pages. No step may be running."""
+        if self.understudy is not None:
+            self.understudy.close()
         self.executor.close()
 
 
@@ -146,7 +192,7 @@ def open_slot(model: ModelSettings, settings: Settings, site: Site) -> Slot:
             f"{model.id}: there is not the memory to load {model.path}; serve fewer models or smaller ones"
         ) from error
     library.trim()  # the file's texts
-    pages, positions = slot.pool.total, slot.executor.page_positions
+    pages, positions = slot.home.room.total, slot.executor.page_positions
     log.info(
         "model=%s loaded in %.2f s: %s on %s, context %d%s, %d streams, "
         "K/V %s in %d pages of %d positions (%.0f MiB)",
@@ -172,14 +218,15 @@ def _build(model: ModelSettings, settings: Settings, site: Site) -> Slot:
         plan=plan,
         tokenizer=tokenizer,
         renderer=renderer,
-        executor=placed.executor,
+        home=placed.home,
         context=placed.context,
-        chunk_rows=min(settings.engine.chunk_rows, placed.executor.max_rows - model.streams),
-        prefix_cache=settings.kv.prefix_cache,
+        chunk_rows=min(settings.engine.chunk_rows, placed.home.executor.max_rows - model.streams),
         outcome=placed.outcome,
         device=placed.device,
         decline=placed.resident_decline,
+        declined=placed.declined,
         scratch=placed.scratch,
+        fallback=placed.fallback,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from tierd.backends.null import NullExecutor
 from tierd.core import Batch, Request, SamplingParams
 from tierd.errors import InvalidRequestError
+from tierd.kv.paged import PagedHome
 from tierd.models.plan import Plan
 from tierd.settings import LimitsSettings, ModelSettings
 from tierd.slot import Slot
@@ -51,24 +52,24 @@ def null_slot(
 ) -> Slot:
     """Return a slot of `pages` pages of four positions. context 0: as many positions as fit."""
     tokenizer = ByteTokenizer()
+    executor = NullExecutor(
+        name=device,
+        pages=pages,
+        page_positions=PAGE_POSITIONS,
+        max_rows=chunk_rows + settings.streams,
+        vocabulary=tokenizer.vocabulary,
+        depth=depth,
+        before_step=before_step,
+    )
     return Slot(
         settings=settings,
         limits=limits or LimitsSettings(),
         plan=Plan("null", (), {"logits": tokenizer.vocabulary}, (), "logits", tokenizer.vocabulary, 4096),
         tokenizer=tokenizer,  # type: ignore[arg-type]
         renderer=None,
-        executor=NullExecutor(
-            name=device,
-            pages=pages,
-            page_positions=PAGE_POSITIONS,
-            max_rows=chunk_rows + settings.streams,
-            vocabulary=tokenizer.vocabulary,
-            depth=depth,
-            before_step=before_step,
-        ),
+        home=PagedHome(executor, prefix_cache=prefix_cache),
         context=context or pages * PAGE_POSITIONS,
         chunk_rows=chunk_rows,
-        prefix_cache=prefix_cache,
     )
 
 

@@ -71,7 +71,7 @@ def told(slot: Slot, asked: list[Request]) -> dict[str, tuple[object, ...]]:
             assert isinstance(event, FinishedEvent)
             assert sequence.request.id not in ends
             ends[sequence.request.id] = (event.reason, event.usage.completion_tokens)
-    assert (slot.pool.used, slot.pool.reserved) == (0, 0)
+    assert (slot.home.pool.used, slot.home.pool.reserved) == (0, 0)
     return {s.request.id: (s.tokens, texts[s.request.id], ends[s.request.id]) for s in sequences}
 
 
@@ -122,7 +122,7 @@ def test_nothing_is_fed_ahead_that_cannot_be() -> None:
         last: Flight(3, 1, 0), penalised: Flight(3, 1, 1), free: Flight(3, 1, 2), paused: Flight(3, 1, 3)
     }  # fmt: skip
     paused.paused = True
-    assert choose_rows(flights(slot), 16) == [(free, 1)]
+    assert choose_rows(flights(slot), 16, 256) == [(free, 1)]
     step = begin(slot)
     assert step is not None
     assert [(chunk.tokens, chunk.start) for chunk in step.batch.chunks] == [((-3,), 3)]
@@ -219,14 +219,14 @@ def test_nobody_takes_the_pages_of_who_leaves_until_both_steps_are_done(prompt: 
     complete(slot)
     # A row that was fed unseen adds nothing: then others may look at what there is, and nobody may take it.
     assert (leaves.held if prompt == b"ab" else leaves.pages) == pages
-    assert all(slot.pool.references(page) for page in pages)
+    assert all(slot.home.pool.references(page) for page in pages)
     begin(slot)
     complete(slot)
     assert not leaves.pages
     assert not leaves.held
     # Of the token that was fed unseen nobody knows what it was.
     fed = 2 if prompt == b"ab" else 8
-    assert slot.prefixes.match([*prompt, 0]).positions == fed == leaves.fed
+    assert slot.home.prefixes.match([*prompt, 0]).positions == fed == leaves.fed
     (again,) = run(slot, request("again", prompt, 12))
     assert again.tokens == greedy(prompt, 12)
     assert again.cached == min(fed, len(prompt) - 1)
@@ -283,12 +283,12 @@ def test_a_failed_step_ends_those_whose_rows_it_held_and_no_others() -> None:
     begin(slot)
     complete(slot)
     assert not sure.held
-    assert slot.prefixes.match([*sure.tokens, 0]).positions == 3
+    assert slot.home.prefixes.match([*sure.tokens, 0]).positions == 3
     run(slot)
     assert new.tokens == greedy(b"new", 9)
     (alone,) = run(null_slot(NULL), request("lots", b"abc", 9, temperature=1.0, seed=3))
     assert lots.tokens == alone.tokens
-    assert (slot.pool.used, slot.pool.reserved) == (0, 0)
+    assert (slot.home.pool.used, slot.home.pool.reserved) == (0, 0)
 
 
 def test_both_steps_in_flight_may_fail() -> None:
@@ -302,7 +302,7 @@ def test_both_steps_in_flight_may_fail() -> None:
         faults.next = True
         lost += [sequence.request.id for sequence in ended(complete(slot))]
     assert lost == ["a", "b"]
-    assert slot.pool.free == slot.pool.total
+    assert slot.home.pool.free == slot.home.pool.total
 
 
 @pytest.mark.parametrize("end", ["length", "stop string", "end token"])

@@ -25,6 +25,7 @@ from tierd.core import (
     Usage,
 )
 from tierd.errors import ExecutorError, UnavailableError
+from tierd.kv.paged import PagedHome
 from tierd.settings import ModelSettings, ServerSettings, Settings
 from tierd.slot import Slot
 
@@ -59,13 +60,15 @@ class Recorder(NullExecutor):
 def recorded(settings: ModelSettings, **options: object) -> Slot:
     """Return a null slot of depth 2 whose executor is a recorder."""
     slot = null_slot(settings, depth=2)
-    slot.executor = Recorder(
-        pages=64,
-        page_positions=PAGE_POSITIONS,
-        max_rows=slot.executor.max_rows,
-        vocabulary=ByteTokenizer.vocabulary,
-        depth=2,
-        **options,
+    slot.home = PagedHome(
+        Recorder(
+            pages=64,
+            page_positions=PAGE_POSITIONS,
+            max_rows=slot.executor.max_rows,
+            vocabulary=ByteTokenizer.vocabulary,
+            depth=2,
+            **options,
+        )
     )
     return slot
 

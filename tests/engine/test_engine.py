@@ -31,6 +31,7 @@ from tierd.errors import (
     SettingsError,
     UnavailableError,
 )
+from tierd.kv.paged import PagedHome
 from tierd.settings import ModelSettings
 from tierd.slot import Slot
 
@@ -383,7 +384,7 @@ def test_when_the_engine_itself_fails_everyone_is_told(caplog: pytest.LogCapture
 
     def open_slot(settings: ModelSettings) -> Slot:
         slot = opener(settings)
-        slot.executor = NullExecutor(pages=64, before_step=gate)
+        slot.home = PagedHome(NullExecutor(pages=64, before_step=gate))
         return slot
 
     with running(NULL, open_slot=open_slot) as harness:

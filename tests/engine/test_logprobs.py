@@ -108,7 +108,7 @@ def test_they_are_the_log_softmax_of_the_executors_logits(tiny: Path, temperatur
         slot = opener(model("tiny", path=tiny))
         tokens = (*asked.prompt, *(entry.token for entry in entries[:-1]))
         rows = tuple(range(len(asked.prompt) - 1, len(tokens)))
-        logits = slot.executor.run(Batch((Chunk(tokens, 0, tuple(range(slot.pool.total)), rows),)))
+        logits = slot.executor.run(Batch((Chunk(tokens, 0, tuple(range(slot.home.pool.total)), rows),)))
         exact = logits.astype(np.float64)
         exact -= exact.max(axis=1, keepdims=True)
         exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))

@@ -26,7 +26,7 @@ def begin(slot: Slot) -> dict[str, int]:
 def run(slot: Slot, *requests: Request) -> list[Sequence]:
     """Serve requests, and whoever is there, to their end."""
     sequences = drive.run(slot, *requests)
-    assert (slot.pool.used, slot.pool.reserved) == (0, 0)
+    assert (slot.home.pool.used, slot.home.pool.reserved) == (0, 0)
     return sequences
 
 
@@ -73,13 +73,13 @@ def test_streams_at_once_share_what_was_fed_before_them_and_nothing_of_each_othe
     a, b = twins
     assert a.pages[:2] == b.pages[:2]
     assert not set(a.pages[2:]) & set(b.pages[2:])
-    assert [slot.pool.references(page) for page in a.pages] == [2, 2, 1, 1, 1, 1, 1]
+    assert [slot.home.pool.references(page) for page in a.pages] == [2, 2, 1, 1, 1, 1, 1]
     complete(slot)
     run(slot)
     for twin in twins:
         assert (twin.cached, twin.tokens) == (10, greedy(ALPHABET, 4))
     # 29 tokens were fed twice; kept are the pages of one of them.
-    assert slot.pool.cached == 8
+    assert slot.home.pool.cached == 8
 
 
 def test_a_prompt_joins_while_others_share_its_pages() -> None:
@@ -94,7 +94,7 @@ def test_a_prompt_joins_while_others_share_its_pages() -> None:
     complete(slot)
     run(slot)
     assert second.tokens == greedy([*ALPHABET[:9], 2], 9)
-    assert slot.prefixes.match([*first.tokens, 0]).positions == len(first.tokens)
+    assert slot.home.prefixes.match([*first.tokens, 0]).positions == len(first.tokens)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4], ids=["first chunk", "second chunk", "generating"])
@@ -108,14 +108,14 @@ def test_a_cancelled_stream_leaves_what_it_was_fed(steps: int, in_flight: bool) 
     if in_flight:
         begin(slot)
         leave(slot, sequence)
-        assert slot.pool.cached == 0
+        assert slot.home.pool.cached == 0
         complete(slot)
     else:
         leave(slot, sequence)
     fed = {1: 5, 2: 9, 4: 11}[steps]
     prompt = [*sequence.tokens, 0] if fed < len(sequence.tokens) else [*sequence.tokens, 0, 0]
-    assert slot.prefixes.match(prompt).positions == fed
-    assert slot.pool.cached == -(-fed // PAGE_POSITIONS)
+    assert slot.home.prefixes.match(prompt).positions == fed
+    assert slot.home.pool.cached == -(-fed // PAGE_POSITIONS)
     (again,) = run(slot, request("b", ALPHABET[:9], 9))
     assert again.tokens == greedy(ALPHABET[:9], 9)
     assert again.cached == min(fed, 8)
@@ -133,8 +133,8 @@ def test_rows_of_a_failed_step_are_not_kept(left: bool) -> None:
         leave(slot, sequence)
     faults.next = True
     assert drive.ended(complete(slot)) == [sequence] * (not left)
-    assert (slot.pool.used, slot.pool.reserved) == (0, 0)
-    assert slot.prefixes.match(ALPHABET).positions == 6
+    assert (slot.home.pool.used, slot.home.pool.reserved) == (0, 0)
+    assert slot.home.prefixes.match(ALPHABET).positions == 6
     (again,) = run(slot, request("b", ALPHABET[:13], 9))
     assert (again.cached, again.tokens) == (6, greedy(ALPHABET[:13], 9))
 
@@ -142,24 +142,24 @@ def test_rows_of_a_failed_step_are_not_kept(left: bool) -> None:
 def test_cached_pages_make_room_for_a_request_the_oldest_first() -> None:
     slot = null_slot(NULL, pages=6)
     run(slot, request("old", ALPHABET[:8], 1), request("new", ALPHABET[8:16], 1))
-    assert slot.pool.cached == 4
+    assert slot.home.pool.cached == 4
     (big,) = enqueue(slot, request("big", ALPHABET[16:24], 9))
     assert begin(slot) == {"big": 8}
-    assert (slot.pool.free, slot.pool.cached, slot.pool.reserved) == (0, 4, 2)
+    assert (slot.home.pool.free, slot.home.pool.cached, slot.home.pool.reserved) == (0, 4, 2)
     complete(slot)
     run(slot)
     assert big.tokens == greedy(ALPHABET[16:24], 9)
-    assert slot.prefixes.match([*ALPHABET[:8], 0]).positions == 0
-    assert slot.prefixes.match([*ALPHABET[8:16], 0]).positions == 8
+    assert slot.home.prefixes.match([*ALPHABET[:8], 0]).positions == 0
+    assert slot.home.prefixes.match([*ALPHABET[8:16], 0]).positions == 8
 
 
 def test_shared_pages_need_no_reserve() -> None:
     slot = null_slot(NULL, pages=6)
     run(slot, request("system", ALPHABET[:16], 1))
     first, second = enqueue(slot, request("a", [*ALPHABET[:16], 1], 4), request("b", [*ALPHABET[:16], 2], 4))
-    assert (slot.pages_needed(first.request), slot.pages_needed(second.request)) == (5, 5)
+    assert (slot.home.pages_needed(first.request), slot.home.pages_needed(second.request)) == (5, 5)
     assert begin(slot) == {"a": 1, "b": 1}
-    assert (slot.pool.used, slot.pool.reserved, slot.pool.free) == (6, 0, 0)
+    assert (slot.home.pool.used, slot.home.pool.reserved, slot.home.pool.free) == (6, 0, 0)
     complete(slot)
     run(slot)
     assert [s.tokens for s in (first, second)] == [greedy(s.request.prompt, 4) for s in (first, second)]
@@ -171,7 +171,7 @@ def test_a_page_that_is_both_shared_and_needed_is_not_promised_twice() -> None:
     enqueue(slot, request("a", b"0123", 13), request("b", [*ALPHABET[:8], 1], 4))
     assert begin(slot) == {"a": 4}
     # b needs one page beside the two that it would share; but two of the cached ones are promised to a.
-    assert (slot.pool.available, slot.pages_needed(slot.waiting[0].request)) == (2, 3)
+    assert (slot.home.pool.available, slot.home.pages_needed(slot.waiting[0].request)) == (2, 3)
     assert not can_admit(slot)
     complete(slot)
     run(slot)
@@ -180,7 +180,7 @@ def test_a_page_that_is_both_shared_and_needed_is_not_promised_twice() -> None:
 def test_the_part_of_a_page_is_used_even_when_that_page_is_the_last_to_be_had() -> None:
     slot = null_slot(NULL, pages=4)
     run(slot, request("a", ALPHABET[:14], 1))
-    assert (slot.pool.free, slot.pool.cached) == (0, 4)
+    assert (slot.home.pool.free, slot.home.pool.cached) == (0, 4)
     (again,) = run(slot, request("b", [*ALPHABET[:13], 1, 2], 2))
     assert again.cached == 13
     assert again.tokens == greedy([*ALPHABET[:13], 1, 2], 2)
@@ -192,7 +192,9 @@ def test_a_page_that_is_copied_from_counts_as_used() -> None:
         run(slot, request("a", text, 1))
     (again,) = run(slot, request("b", b"abx", 1))
     assert again.cached == 2
-    found = {text: slot.prefixes.match(text + b"?").positions for text in (b"abc", b"def", b"ghi", b"abx")}
+    found = {
+        text: slot.home.prefixes.match(text + b"?").positions for text in (b"abc", b"def", b"ghi", b"abx")
+    }
     assert found == {b"abc": 3, b"def": 0, b"ghi": 3, b"abx": 3}
 
 
@@ -200,10 +202,15 @@ def test_deciding_changes_nothing() -> None:
     slot = null_slot(NULL, pages=6)
     run(slot, request("system", ALPHABET[:16], 1))
     enqueue(slot, request("a", [*ALPHABET[:16], 1], 4))
-    before = (slot.pool.free, slot.pool.cached, slot.pool.oldest, len(slot.prefixes))
+    before = (slot.home.pool.free, slot.home.pool.cached, slot.home.pool.oldest, len(slot.home.prefixes))
     assert can_admit(slot)
     assert can_admit(slot)
-    assert (slot.pool.free, slot.pool.cached, slot.pool.oldest, len(slot.prefixes)) == before
+    assert (
+        slot.home.pool.free,
+        slot.home.pool.cached,
+        slot.home.pool.oldest,
+        len(slot.home.prefixes),
+    ) == before
 
 
 def test_without_the_cache_nothing_is_kept() -> None:
@@ -211,7 +218,7 @@ def test_without_the_cache_nothing_is_kept() -> None:
     for name in "ab":
         (sequence,) = run(slot, request(name, ALPHABET[:9], 6))
         assert sequence.cached == 0
-        assert slot.pool.free == slot.pool.total
+        assert slot.home.pool.free == slot.home.pool.total
 
 
 # ---- The engine -----------------------------------------------------------------------------------------

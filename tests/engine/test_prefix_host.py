@@ -93,8 +93,8 @@ class Server:
             running = list(slot.running)
             commit(slot, step, pick(step, result, counting(slot, step)))
             self.fed += [s.tokens[: s.fed] for s in running if s not in slot.running]
-        assert (slot.pool.used, slot.pool.reserved) == (0, 0)
-        assert slot.pool.free > 0, "nothing may be evicted here"
+        assert (slot.home.pool.used, slot.home.pool.reserved) == (0, 0)
+        assert slot.home.pool.free > 0, "nothing may be evicted here"
         return list(served.values())
 
 
@@ -178,10 +178,10 @@ def compare(
     for prefix_cache in (True, False):
         slot = opened(path, backend, prefix_cache=prefix_cache, kv_dtype=kv_dtype)
         turns[prefix_cache] = talk(Server(slot))
-        assert slot.pool.free + slot.pool.cached == slot.pool.total
-        assert prefix_cache or slot.pool.free == slot.pool.total
-        slot.prefixes.flush()
-        assert slot.pool.free == slot.pool.total
+        assert slot.home.pool.free + slot.home.pool.cached == slot.home.pool.total
+        assert prefix_cache or slot.home.pool.free == slot.home.pool.total
+        slot.home.prefixes.flush()
+        assert slot.home.pool.free == slot.home.pool.total
         slot.close()
     for warm, cold in zip(turns[True], turns[False], strict=True):
         check(warm, cold)

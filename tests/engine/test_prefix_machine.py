@@ -171,9 +171,9 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.fed) > 5)  # not so often that nothing is ever found
     @rule()
     def flush(self) -> None:
-        cached = self.slot.pool.cached
-        assert self.slot.prefixes.flush() == cached
-        assert len(self.slot.prefixes) == self.slot.pool.cached == 0
+        cached = self.slot.home.pool.cached
+        assert self.slot.home.prefixes.flush() == cached
+        assert len(self.slot.home.prefixes) == self.slot.home.pool.cached == 0
         self.fed.clear()
 
     # ---- What must be
@@ -232,7 +232,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_page_is_lost_or_owned_by_another(self) -> None:
-        slot, pool = self.slot, self.slot.pool
+        slot, pool = self.slot, self.slot.home.pool
         holders = [*slot.running, *self.left]
         assert not any(sequence.pages for sequence in slot.waiting)
         owners = Counter(page for sequence in holders for page in (*sequence.pages, *sequence.held))
@@ -243,19 +243,19 @@ class PrefixMachine(RuleBasedStateMachine):
         assert pool.used == len(owners)
         assert pool.free + pool.cached + pool.used == pool.total
         promised = [sequence for sequence in holders if not sequence.held]
-        assert pool.reserved == sum(slot.pages_needed(s.request) - len(s.pages) for s in promised)
+        assert pool.reserved == sum(slot.home.pages_needed(s.request) - len(s.pages) for s in promised)
         assert pool.reserved <= pool.free + pool.cached
         for sequence in holders:
             for page in sequence.pages[sequence.fed // PAGE_POSITIONS :]:
                 assert owners[page] == 1, "a page to be written has two owners"
-                assert page not in slot.prefixes._entries, "a page to be written is cached"
+                assert page not in slot.home.prefixes._entries, "a page to be written is cached"
         for step in slot.steps:
             for sequence, chunk in zip(step.sequences, step.batch.chunks, strict=True):
                 assert list(chunk.pages) == (sequence.pages or sequence.held)[: len(chunk.pages)]
 
     @invariant()
     def the_index_is_no_larger_than_what_it_points_to(self) -> None:
-        pool, cache = self.slot.pool, self.slot.prefixes
+        pool, cache = self.slot.home.pool, self.slot.home.prefixes
         assert pool.cached <= len(cache) <= pool.cached + pool.used <= pool.total
         assert sum(len(siblings) for siblings in cache._after.values()) == len(cache)
         assert all(cache._after.values())
@@ -264,7 +264,9 @@ class PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def every_cached_page_holds_what_its_key_says(self) -> None:
         found = 0
-        followers: list[tuple[bytes, _Entry]] = [(b"", e) for e in self.slot.prefixes._after.get(b"", ())]
+        followers: list[tuple[bytes, _Entry]] = [
+            (b"", e) for e in self.slot.home.prefixes._after.get(b"", ())
+        ]
         while followers:
             before, entry = followers.pop()
             assert entry.before == before
@@ -274,8 +276,8 @@ class PrefixMachine(RuleBasedStateMachine):
             found += 1
             if entry.key is not None:
                 assert len(tokens) == PAGE_POSITIONS
-                followers += [(entry.key, e) for e in self.slot.prefixes._after.get(entry.key, ())]
-        assert found == len(self.slot.prefixes)
+                followers += [(entry.key, e) for e in self.slot.home.prefixes._after.get(entry.key, ())]
+        assert found == len(self.slot.home.prefixes)
 
     def teardown(self) -> None:
         """Serve all who are left, then look at the books at rest, and after a flush."""
@@ -287,13 +289,13 @@ class PrefixMachine(RuleBasedStateMachine):
             if self.slot.steps:
                 self.complete()
         self.no_page_is_lost_or_owned_by_another()
-        pool = self.slot.pool
+        pool = self.slot.home.pool
         assert pool.free + pool.cached == pool.total
-        assert len(self.slot.prefixes) == pool.cached
-        self.slot.prefixes.flush()
+        assert len(self.slot.home.prefixes) == pool.cached
+        self.slot.home.prefixes.flush()
         assert pool.free == pool.total
-        assert not self.slot.prefixes._after
-        assert not self.slot.prefixes._whole
+        assert not self.slot.home.prefixes._after
+        assert not self.slot.home.prefixes._whole
         assert self.ends == Counter(f"r{number + 1}" for number in range(self.count))
 
 

@@ -17,7 +17,7 @@ PROMPTS = {f"r{i}": bytes(range(i, 3 * i + 1)) for i in range(8)}
 
 
 def at_rest(slot: Slot) -> bool:
-    pool = slot.pool
+    pool = slot.home.pool
     return not slot.running and not slot.waiting and not pool.used and not pool.reserved
 
 
@@ -108,8 +108,8 @@ def test_choosing_rows_changes_nothing() -> None:
     slot = null_slot(NULL)
     (a, b) = enqueue(slot, request("a", b"abc"), request("b", b"defg"))
     running = {a: Flight(), b: Flight()}
-    assert choose_rows(running, 5) == choose_rows(running, 5) == [(a, 3), (b, 2)]
-    assert (a.fed, b.fed, slot.pool.used) == (0, 0, 0)
+    assert choose_rows(running, 5, 256) == choose_rows(running, 5, 256) == [(a, 3), (b, 2)]
+    assert (a.fed, b.fed, slot.home.pool.used) == (0, 0, 0)
 
 
 def test_first_come_first_served_as_pages_allow() -> None:
@@ -121,7 +121,7 @@ def test_first_come_first_served_as_pages_allow() -> None:
     begin(slot)
     assert [s.request.id for s in slot.running] == ["big"]
     assert [s.request.id for s in slot.waiting] == ["next", "small"]
-    assert (slot.pool.used, slot.pool.reserved) == (2, 2)
+    assert (slot.home.pool.used, slot.home.pool.reserved) == (2, 2)
     ends: list[str] = []
     while slot.steps or begin(slot):
         ends += [sequence.request.id for sequence in ended(complete(slot))]
@@ -135,7 +135,7 @@ def test_the_last_page_is_enough() -> None:
     run(slot)
     assert sequence.generated == 5
     assert at_rest(slot)
-    assert slot.pages_needed(request("b", b"1234", 6)) == 3
+    assert slot.home.pages_needed(request("b", b"1234", 6)) == 3
 
 
 def test_no_more_streams_than_the_setting() -> None:
@@ -151,7 +151,7 @@ def test_pages_are_taken_as_they_fill() -> None:
     enqueue(slot, request("a", b"123", 10))
     used = []
     while begin(slot):
-        used.append((slot.pool.used, slot.pool.reserved))
+        used.append((slot.home.pool.used, slot.home.pool.reserved))
         complete(slot)
     assert used == [(1, 2)] * 2 + [(2, 1)] * 4 + [(3, 0)] * 4
 
@@ -178,9 +178,9 @@ def test_pages_of_a_stream_that_left_in_flight_are_freed_after_the_step(steps: i
         begin(slot)
         complete(slot)
     begin(slot)
-    used, length = slot.pool.used, len(leaves.tokens)
+    used, length = slot.home.pool.used, len(leaves.tokens)
     leave(slot, leaves)
-    assert slot.pool.used == used
+    assert slot.home.pool.used == used
     assert leaves.pages
     events = complete(slot)
     assert leaves not in [sequence for sequence, _ in events]
@@ -282,12 +282,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_books_balance(self) -> None:
-        slot, pool = self.slot, self.slot.pool
+        slot, pool = self.slot, self.slot.home.pool
         assert [*slot.running, *slot.waiting] == self.there
         held = [page for s in [*self.there, *self.left_in_flight] for page in s.pages]
         assert len(held) == len(set(held)) == pool.used == pool.total - pool.free
         promised = sum(
-            slot.pages_needed(s.request) - len(s.pages) for s in [*slot.running, *self.left_in_flight]
+            slot.home.pages_needed(s.request) - len(s.pages) for s in [*slot.running, *self.left_in_flight]
         )
         assert pool.reserved == promised
 

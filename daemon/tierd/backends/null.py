@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +56,7 @@ class NullExecutor:
         self.vocabulary = vocabulary
         self.depth = depth
         self._before_step = before_step
+        self.row_bytes: tuple[int, ...] = (8,)
         self._tokens = np.full((pages, page_positions), _EMPTY, dtype=np.int64)
         self._submitted: deque[Batch] = deque()  # and not collected
         self._previous = Batch(())  # submitted last
@@ -116,6 +118,22 @@ class NullExecutor:
             raise ExecutorError(f"{positions} rows cannot be copied from page {source} to page {target}")
         self._tokens[target, :positions] = rows
 
+    def read_rows(
+        self, layer: int, pages: Ordered[int], start: int, stop: int, out: npt.NDArray[np.uint8]
+    ) -> None:
+        """See Executor. A row is its token, 8 bytes. Rows that were never fed are a fault."""
+        tokens = self._tokens[self._places(layer, pages, start, stop)]
+        if (tokens < 0).any():
+            raise ExecutorError(f"rows of positions {start} to {stop - 1} were never fed")
+        out[...] = tokens.astype("<i8")[:, None].view(np.uint8)
+
+    def write_rows(
+        self, layer: int, pages: Ordered[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
+    ) -> None:
+        """See Executor."""
+        places = self._places(layer, pages, start, stop)
+        self._tokens[places] = np.ascontiguousarray(rows).view("<i8")[:, 0]
+
     def close(self) -> None:
         """Refuse all further steps."""
         if self._submitted:
@@ -126,6 +144,17 @@ class NullExecutor:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
+
+    def _places(
+        self, layer: int, pages: Ordered[int], start: int, stop: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return where positions of a sequence are: pages, and places in them."""
+        if self._closed or layer != 0 or not 0 <= start < stop <= len(pages) * self.page_positions:
+            raise ExecutorError(f"layer {layer}, positions {start} to {stop - 1} of {len(pages)} pages")
+        for page in pages:
+            self._check_page(page)
+        positions = np.arange(start, stop)
+        return np.array(pages)[positions // self.page_positions], positions % self.page_positions
 
     def _check(self, batch: Batch) -> None:
         if not 0 < batch.rows <= self.max_rows:

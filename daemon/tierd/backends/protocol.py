@@ -19,6 +19,9 @@ from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan
 from tierd.progress import Progress
 
+# Most bytes of one call of `read_rows` or `write_rows`.
+MOVE_BYTES = 8 << 20
+
 Logits = npt.NDArray[np.float32]
 
 
@@ -76,6 +79,8 @@ class Executor(Protocol):
     pages: number of pages; ids run from 0 to pages - 1.
     max_rows: most rows one batch may hold.
     vocabulary: length of one row of logits.
+    row_bytes: of one position in each of the plan's row stores, in their order: K of all heads, then V of all
+    heads, each in the codec's bytes. They are the same whatever the executor.
     depth: how many steps may be submitted and not collected. With more than 1 it draws tokens, and a step may
     refer to those of the step before.
     """
@@ -86,6 +91,7 @@ class Executor(Protocol):
     pages: int
     max_rows: int
     vocabulary: int
+    row_bytes: tuple[int, ...]
     depth: int
 
     def submit(self, batch: Batch) -> None:
@@ -106,6 +112,25 @@ class Executor(Protocol):
 
         Called from the engine thread while no step in flight writes these rows of the source or knows the
         target, and none at all is where `depth` is 1; takes no longer than a page's bytes need to be copied.
+        """
+
+    def read_rows(
+        self, layer: int, pages: Ordered[int], start: int, stop: int, out: npt.NDArray[np.uint8]
+    ) -> None:
+        """Copy K and V of positions start to stop - 1 of a layer out of a sequence's pages.
+
+        As they are once the steps that were submitted are done.
+
+        layer: an index into `row_bytes`. out: shape (stop - start, row_bytes[layer]), at most MOVE_BYTES.
+        Called from the runner thread, may wait, with the GIL released. Raises ExecutorError and DeviceError.
+        """
+
+    def write_rows(
+        self, layer: int, pages: Ordered[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
+    ) -> None:
+        """Copy K and V of positions start to stop - 1 of a layer into a sequence's pages; see `read_rows`.
+
+        Rows of other positions stay as they are. Steps that are submitted afterwards see them.
         """
 
     def close(self) -> None:

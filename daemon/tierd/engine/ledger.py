@@ -71,11 +71,16 @@ class Ledger:
             if timeline.started is None:
                 timeline.started = now
                 started.append(sequence)
+                metrics.reprefilled.labels(model).inc(sequence.refed)
                 metrics.queue_wait.labels(model).observe(now - timeline.submitted)
-                if slot.prefixes.enabled:
+                if slot.home.keeps:
                     metrics.prefix_queries.labels(model).inc(len(sequence.request.prompt))
                     metrics.prefix_hits.labels(model).inc(sequence.cached)
         return started
+
+    def lost(self, slot: Slot, sequence: Sequence, positions: int) -> None:
+        """Note that so many positions of a stream must be fed again."""
+        self._metrics.reprefilled.labels(slot.id).inc(positions)
 
     def paused(self, sequence: Sequence) -> None:
         """Note that a stream waits for its client."""

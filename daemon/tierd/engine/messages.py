@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from tierd.backends.protocol import Result
 from tierd.core import Request
 from tierd.engine.catalogue import CatalogueEntry
+from tierd.kv.moves import Move
 from tierd.settings import ModelSettings
-from tierd.slot import Slot, Step
+from tierd.slot import Placed, Slot, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +82,42 @@ class StepDone:
     seconds: float
 
 
-Message = Submit | Cancel | Taken | Load | Flush | Drain | Stop | LoadDone | StepDone
+@dataclass(frozen=True, slots=True)
+class MoveDone:
+    """A runner is through with a slice of a slot's move. error: what went wrong, None when nothing did."""
+
+    slot: Slot
+    move: Move
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnderstudyDone:
+    """A worker has opened a slot's model on the CPU, or says why it cannot be."""
+
+    slot: Slot
+    result: Slot | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class RearmDone:
+    """A worker has put a slot's model on the device once more, or says why it cannot be."""
+
+    slot: Slot
+    result: Placed | Exception
+
+
+Message = (
+    Submit
+    | Cancel
+    | Taken
+    | Load
+    | Flush
+    | Drain
+    | Stop
+    | LoadDone
+    | StepDone
+    | MoveDone
+    | UnderstudyDone
+    | RearmDone
+)

@@ -10,6 +10,7 @@ import math
 from itertools import islice
 
 from tierd.core import Request, Sequence
+from tierd.engine.routing import fitting
 from tierd.errors import (
     ContextLengthExceededError,
     InvalidRequestError,
@@ -39,24 +40,14 @@ def check(request: Request, slot: Slot) -> None:
             f"{len(request.prompt)} prompt tokens and {request.max_tokens} tokens of output do not fit "
             f"the model's context of {slot.context}; shorten the prompt or lower max_tokens"
         )
-    if slot.pages_needed(request) > slot.pool.total:
-        raise ContextLengthExceededError(
-            f"{_reserve(request, slot)}, more than the {slot.pool.total} there are; "
-            "shorten the prompt or lower max_tokens"
-        )
+    if refusal := slot.home.refusal(request):
+        raise ContextLengthExceededError(refusal)
 
 
 def ready(slot: Slot) -> int:
-    """Return how many of those who wait can run with the slot's next step. Pure.
-
-    At least: pages that a prompt shares with a running stream are counted as if it needed them.
-    """
-    pages, places = 0, slot.settings.streams - len(slot.running)
-    for count, sequence in enumerate(islice(slot.waiting, places)):
-        pages += slot.pages_needed(sequence.request)
-        if not slot.pool.can_reserve(pages):
-            return count
-    return min(places, len(slot.waiting))
+    """Return how many of those who wait can run with the slot's next step. Pure."""
+    places = max(0, slot.settings.streams - slot.occupied)
+    return fitting(slot, list(islice(slot.waiting, places)))
 
 
 def join(slot: Slot, sequence: Sequence, settings: QueueSettings, service_s: float) -> None:
@@ -103,24 +94,15 @@ def retry_after(slot: Slot, places: int, service_s: float) -> int:
 
     Streams that run side by side for `service_s` each end at a rate of running / service_s.
     """
-    running = len(slot.running) + ready(slot)
+    running = slot.occupied + ready(slot)
     return max(1, min(LONGEST_RETRY_S, math.ceil(places * service_s / max(1, running))))
 
 
 def _obstacle(slot: Slot) -> str:
     """Say what the first waits for that cannot run."""
     count = ready(slot)
-    if len(slot.running) + count >= slot.settings.streams:
+    if slot.occupied + count >= slot.settings.streams:
         return f"all of the model's streams ({slot.settings.streams}) are taken"
-    promised = sum(slot.pages_needed(sequence.request) for sequence in islice(slot.waiting, count))
-    return (
-        f"the first in it waits for memory, its {_reserve(slot.waiting[count].request, slot)}, "
-        f"{slot.pool.available - promised} are free"
-    )
-
-
-def _reserve(request: Request, slot: Slot) -> str:
-    return (
-        f"{len(request.prompt)} prompt tokens and {request.max_tokens} tokens of output "
-        f"need {slot.pages_needed(request)} pages of K/V"
-    )
+    if slot.lost:
+        return "the device is lost, and the CPU cannot have it"
+    return f"the first in it waits for {slot.home.lack(islice(slot.waiting, count + 1))}"

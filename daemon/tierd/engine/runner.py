@@ -1,19 +1,21 @@
-"""A device: whose turn it is, and the thread that waits for its steps and posts their completion."""
+"""A device: whose turn it is, and the thread that waits for its work and posts its completion."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from tierd.backends.protocol import Result
-from tierd.engine.messages import Message, StepDone
+from tierd.engine.messages import Message, MoveDone, StepDone
 from tierd.engine.turns import Turns
+from tierd.kv.moves import Move, Slice
 from tierd.slot import Slot, Step
 
 
 class Device:
-    """Runs the steps of all slots of one device in the order they come.
+    """Runs the steps of all slots of one device, and slices of moves of rows, in the order they come.
 
     turns: who may give it the next one.
     """
@@ -22,7 +24,7 @@ class Device:
         self.name = name
         self.turns = Turns()
         self._inbox = inbox
-        self._steps: SimpleQueue[tuple[Slot, Step] | None] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], Message] | None] = SimpleQueue()
         # A daemon: a hung device must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=f"tierd-{name}", daemon=True)
         self._thread.start()
@@ -34,23 +36,41 @@ class Device:
         """
         slot.executor.submit(step.batch)
         self.turns.begin(slot.id)
-        self._steps.put((slot, step))
+        self._work.put(lambda: _collect(slot, step))
+
+    def carry(self, slot: Slot, move: Move, part: Slice) -> None:
+        """Carry a slice of a move of the slot's rows once what came before is done. Never blocks."""
+        self._work.put(lambda: _carry(slot, move, part))
 
     def stop(self) -> None:
-        """Let the thread end once its steps are done. Never blocks."""
-        self._steps.put(None)
+        """Let the thread end once its work is done. Never blocks."""
+        self._work.put(None)
 
     def join(self) -> None:
         """Wait for the thread's end."""
         self._thread.join()
 
     def _run(self) -> None:
-        while (work := self._steps.get()) is not None:
-            slot, step = work
-            started = time.monotonic()
-            result: Result | Exception
-            try:
-                result = slot.executor.collect()
-            except Exception as error:  # whatever a backend raises is this step's failure, not the thread's
-                result = error
-            self._inbox.put(StepDone(slot, step, result, time.monotonic() - started))
+        while (work := self._work.get()) is not None:
+            self._inbox.put(work())
+
+
+# Whatever a backend raises is the failure of this work, not of the thread.
+
+
+def _collect(slot: Slot, step: Step) -> StepDone:
+    started = time.monotonic()
+    result: Result | Exception
+    try:
+        result = slot.executor.collect()
+    except Exception as error:
+        result = error
+    return StepDone(slot, step, result, time.monotonic() - started)
+
+
+def _carry(slot: Slot, move: Move, part: Slice) -> MoveDone:
+    try:
+        move.run(part, slot.executor)
+    except Exception as error:
+        return MoveDone(slot, move, error)
+    return MoveDone(slot, move, None)

@@ -1,10 +1,8 @@
 """Whose rows go into a slot's next step, and what the tokens that come out of it mean.
 
-First come, first served: a request is admitted once all the pages it may ever need are reserved, so
-a running stream never runs dry, and one that waits is not overtaken. What the prefix cache holds of
-its prompt is not fed again: whole pages are shared, so they need no reserve, and of a page that is
-partly equal the rows are copied. Every step holds one row for each stream that generates and up to
-`chunk_rows` rows of prompts, oldest stream first: one pass over the weights for all of them.
+First come, first served: a request is admitted once its home has the pages for it, and one that waits is not
+overtaken. What is kept of its prompt is not fed again. Every step holds one row for each stream that
+generates and up to `chunk_rows` rows of prompts, oldest stream first: one pass over the weights for all.
 
 An executor that draws tokens is given a step before the last one is done. Its rows then refer to tokens that
 nobody has seen yet. A row that turns out to have been fed something else than what became of its stream is
@@ -23,6 +21,7 @@ from tierd.core import (
     Event,
     FinishedEvent,
     FinishReason,
+    PassReason,
     Sequence,
     TextEvent,
     TokenLogprobs,
@@ -41,7 +40,7 @@ def schedule(slot: Slot) -> Step | None:
     while can_admit(slot):
         admit(slot)
     there = flights(slot)
-    rows = choose_rows(there, slot.chunk_rows)
+    rows = choose_rows(there, slot.chunk_rows, slot.home.most)
     if not rows:
         return None
     sequences = tuple(sequence for sequence, _ in rows)
@@ -57,54 +56,45 @@ def schedule(slot: Slot) -> Step | None:
 
 
 def can_admit(slot: Slot) -> bool:
-    """Whether the request that has waited longest can run now. Pure."""
-    if not slot.waiting or len(slot.running) >= slot.settings.streams:
-        return False
-    request, pool = slot.waiting[0].request, slot.pool
-    needed = slot.pages_needed(request)
-    if pool.can_reserve(needed):
-        return True
-    # A shared page is not reserved; one that no stream uses yet is lost to what can be reserved, too.
-    shared = slot.prefixes.match(request.prompt).pages
-    return pool.can_reserve(needed - sum(pool.references(page) > 0 for page in shared))
+    """Whether who is next can run now: a stream that comes back, or the request that waits longest. Pure."""
+    first = slot.first
+    return (
+        first is not None
+        and not slot.lost
+        and slot.occupied - len(slot.returning) < slot.settings.streams
+        and len(first.tokens) <= slot.home.most
+        and slot.home.can_admit(first)
+    )
 
 
 def admit(slot: Slot) -> None:
-    """Let the request that has waited longest run, on what is cached and what it reserves."""
-    sequence = slot.waiting.popleft()
-    match = slot.prefixes.match(sequence.request.prompt)
-    for page in match.pages:
-        slot.pool.retain(page)
-    slot.pool.reserve(slot.pages_needed(sequence.request) - len(match.pages))
-    sequence.pages.extend(match.pages)
-    if match.source is not None:
-        slot.pool.touch(match.source)
-        page = _take(slot)
-        # The source itself, when nothing else was left to take: then its rows are where they should be.
-        if page != match.source:
-            slot.executor.copy_rows(match.source, page, match.positions % slot.executor.page_positions)
-        sequence.pages.append(page)
-    sequence.fed = sequence.cached = match.positions
+    """Let who is next run, on what is kept of its tokens."""
+    sequence = (slot.returning or slot.waiting).popleft()
+    slot.home.admit(sequence)
     slot.running.append(sequence)
 
 
-def choose_rows(running: Mapping[Sequence, Flight], chunk_rows: int) -> list[tuple[Sequence, int]]:
+def choose_rows(running: Mapping[Sequence, Flight], chunk_rows: int, most: int) -> list[tuple[Sequence, int]]:
     """Return (sequence, number of rows) for the next step, in the order of `running`. Pure.
 
     Who generates gets a row in every step, whoever prefills. Prompts share `chunk_rows` oldest first, so
-    each of them is done after the rows of those before it and its own, whatever comes later.
+    each of them is done after the rows of those before it and its own, whatever comes later. So do streams
+    whose rows are lost, with all their tokens. most: positions that a stream can have.
     """
     rows: list[tuple[Sequence, int]] = []
     for sequence, flight in running.items():
-        if sequence.paused:
+        if sequence.paused or sequence.moves or sequence.follows is not None:
             continue
+        there = sequence.fed + flight.rows
         if flight.tokens:
-            if _can_look_ahead(sequence, flight):
+            if there < most and _can_look_ahead(sequence, flight):
                 rows.append((sequence, 1))
-        elif sequence.generated:
+            continue
+        left = min(len(sequence.tokens), most) - there
+        if left == 1 and sequence.generated:
             rows.append((sequence, 1))
-        elif chunk_rows:
-            count = min(len(sequence.tokens) - sequence.fed - flight.rows, chunk_rows)
+        elif left and chunk_rows:
+            count = min(left, chunk_rows)
             chunk_rows -= count
             rows.append((sequence, count))
     return rows
@@ -137,6 +127,7 @@ def commit(
         if not counted:
             continue
         sequence.fed += len(chunk.tokens)
+        slot.home.advanced(sequence)
         if token is None:
             continue
         sequence.tokens.append(token)
@@ -155,13 +146,48 @@ def commit(
 def leave(slot: Slot, sequence: Sequence) -> None:
     """Take a sequence out of the slot, wherever it is; nothing happens when it is not there.
 
-    Its pages are given back at once, or by `settle` when the executor is at work on them.
+    Its pages are given back at once, or by `settle` or `moved` when the executor is at work on them.
     """
     if sequence in slot.running:
         slot.running.remove(sequence)
         _let_go(slot, sequence)
-    elif sequence in slot.waiting:
-        slot.waiting.remove(sequence)
+        return
+    for queue in (slot.waiting, slot.returning, slot.exiles):
+        if sequence in queue:
+            queue.remove(sequence)
+            give_up_saved(sequence)
+
+
+def give_up_saved(sequence: Sequence) -> None:
+    """Give up the rows that were saved of a sequence, if any were."""
+    if sequence.saved is not None:
+        sequence.saved.close()
+        sequence.saved = None
+
+
+def outgrown(slot: Slot) -> list[Sequence]:
+    """Return the streams that have filled their pages, and that no step or move works for. Pure."""
+    busy = {sequence for step in slot.steps for sequence in step.sequences}
+    return [
+        sequence
+        for sequence in slot.running
+        if slot.home.most <= sequence.fed < len(sequence.tokens)
+        and not sequence.moves
+        and sequence not in busy
+    ]
+
+
+def exile(slot: Slot, sequence: Sequence, reason: PassReason) -> None:
+    """Take a running stream off its executor, to go on elsewhere with what is saved of its rows.
+
+    Its pages are its own no longer: they were given back, or are lost.
+    """
+    slot.running.remove(sequence)
+    sequence.pages.clear()
+    sequence.held.clear()
+    sequence.fed, sequence.foreseen, sequence.follows = 0, -1, None
+    sequence.passes = reason
+    slot.exiles.append(sequence)
 
 
 def settle(slot: Slot, step: Step, *, failed: bool) -> None:
@@ -178,9 +204,13 @@ def settle(slot: Slot, step: Step, *, failed: bool) -> None:
                 sequence.fed += len(chunk.tokens)
             _let_go(slot, sequence)
         elif not any(sequence in later.sequences for later in slot.steps):
-            for page in sequence.held:
-                slot.pool.release(page)
-            sequence.held.clear()
+            slot.home.settled(sequence)
+
+
+def moved(slot: Slot, sequence: Sequence) -> None:
+    """Note that a move of a sequence's rows is over; give back its pages if it has left meanwhile."""
+    if sequence not in slot.running and sequence.pages:
+        _let_go(slot, sequence)
 
 
 def usage(sequence: Sequence) -> Usage:
@@ -227,8 +257,7 @@ def _void(slot: Slot, sequence: Sequence) -> None:
 def _chunk(slot: Slot, sequence: Sequence, flight: Flight, count: int) -> Chunk:
     start = sequence.fed + flight.rows
     end = start + count
-    while len(sequence.pages) * slot.executor.page_positions < end:
-        sequence.pages.append(_take(slot))
+    slot.home.cover(sequence, end)
     return Chunk(
         tokens=(-1 - flight.latest,) if flight.latest is not None else tuple(sequence.tokens[start:end]),
         start=start,
@@ -237,19 +266,14 @@ def _chunk(slot: Slot, sequence: Sequence, flight: Flight, count: int) -> Chunk:
     )
 
 
-def _take(slot: Slot) -> int:
-    """Take a promised page; one that is cached makes room when none is free."""
-    if not slot.pool.free:
-        slot.prefixes.evict()
-    return slot.pool.take()
-
-
 def _let_go(slot: Slot, sequence: Sequence) -> None:
-    """Give back the pages of a sequence that has left, unless a step in flight adds rows that are kept.
+    """Give back the pages of a sequence that has left, unless its rows move or a step adds more to keep.
 
     Rows that were fed unseen are not. While a step writes such, behind what is kept, others may look at the
     pages but not take them.
     """
+    if sequence.moves:
+        return
     chunks = [
         chunk
         for step in slot.steps
@@ -258,10 +282,4 @@ def _let_go(slot: Slot, sequence: Sequence) -> None:
     ]
     if any(chunk.tokens[0] >= 0 for chunk in chunks):
         return
-    if chunks:
-        sequence.held.extend(sequence.pages)
-        for page in sequence.held:
-            slot.pool.retain(page)
-    slot.pool.unreserve(slot.pages_needed(sequence.request) - len(sequence.pages))
-    slot.prefixes.donate(sequence.tokens[: sequence.fed], sequence.pages)
-    sequence.pages.clear()
+    slot.home.let_go(sequence, written=bool(chunks))

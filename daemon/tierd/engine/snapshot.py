@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tierd.core import PassReason, Sequence
+from tierd.kv.bank import Bank
+from tierd.kv.home import Home
 from tierd.slot import Slot
+from tierd.tier.device_home import DeviceHome
+from tierd.tier.passes import Passes
+from tierd.tier.regions import RegionView
 from tierd.tier.status import TierStatus
 
 
@@ -112,36 +117,71 @@ class Snapshot:
     bank: BankSnapshot = field(default_factory=BankSnapshot)
 
 
-def observe(slots: Iterable[Slot]) -> Snapshot:
-    """Return how things stand. Called on the engine thread."""
+def observe(
+    slots: Iterable[Slot],
+    passes: Mapping[str, Passes] | None = None,
+    tier: TierStatus | None = None,
+    bank: Bank | None = None,
+) -> Snapshot:
+    """Return how things stand. Called on the engine thread. passes: by model."""
+    passes = passes or {}
     return Snapshot(
-        {
-            slot.id: ModelSnapshot(
-                outcome=slot.outcome,
-                device=slot.device,
-                decline=slot.decline,
-                running=len(slot.running),
-                paused=sum(sequence.paused for sequence in slot.running),
-                waiting=len(slot.waiting),
-                pages_total=slot.pool.total,
-                pages_free=slot.pool.free,
-                pages_used=slot.pool.used,
-                pages_cached=slot.pool.cached,
-                pages_reserved=slot.pool.reserved,
-                sessions=tuple(_session(slot, sequence) for sequence in slot.running),
-            )
-            for slot in slots
-        }
+        {slot.id: _model(slot, passes.get(slot.id)) for slot in slots},
+        TierStatus() if tier is None else tier,
+        BankSnapshot() if bank is None else _bank(bank),
     )
 
 
-def _session(slot: Slot, sequence: Sequence) -> SessionSnapshot:
-    on_device = slot.outcome != "cpu" and sequence.pages
+def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
+    room, home, streams = slot.home.room, slot.home, slot.streams
+    return ModelSnapshot(
+        outcome=slot.outcome,
+        device=slot.device,
+        decline=slot.lost or slot.decline,
+        running=len(streams),
+        paused=sum(sequence.paused for sequence in streams),
+        waiting=len(slot.waiting),
+        pages_total=room.total,
+        pages_free=room.free,
+        pages_used=room.used,
+        pages_cached=room.cached,
+        pages_reserved=room.reserved,
+        regions=tuple(map(_region, home.regions)) if isinstance(home, DeviceHome) else (),
+        sessions=tuple(_session(home, sequence) for sequence in streams),
+        passes={} if passes is None else passes.status,
+    )
+
+
+def _region(view: RegionView[Sequence]) -> RegionSnapshot:
+    state = RegionState.PINNED if view.pins else RegionState(view.state)
+    return RegionSnapshot(
+        region=view.region,
+        state=state,
+        positions=view.positions,
+        request=None if view.session is None else view.session.request.id,
+        claim=view.claim,
+    )
+
+
+def _session(home: Home, sequence: Sequence) -> SessionSnapshot:
+    region = home.regions.region_of(sequence) if isinstance(home, DeviceHome) else None
     return SessionSnapshot(
         request=sequence.request.id,
-        region=sequence.pages[0] if on_device else None,
+        region=region,
         positions=sequence.fed,
         prompt=len(sequence.request.prompt),
         generated=sequence.generated,
         paused=sequence.paused,
+        moving=sequence.moves > 0 or sequence.saved is not None,
+        reason=sequence.passes,
+    )
+
+
+def _bank(bank: Bank) -> BankSnapshot:
+    return BankSnapshot(
+        limit=bank.limit,
+        used=bank.used,
+        entries=len(bank.entries),
+        dropped=bank.dropped,
+        dropped_positions=bank.dropped_positions,
     )

@@ -11,6 +11,7 @@ from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.resident.image import default_directory
 from tierd.backends.vkapi import Device
 from tierd.errors import DeviceMemoryError, ModelError, NoDeviceError, SettingsError, UnsupportedModelError
+from tierd.kv.paged import PagedHome
 from tierd.kv.sizing import check_context
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
@@ -80,7 +81,7 @@ class DeviceSite:
                 self._shares[model.id] = placement
             backend.device.save_pipelines()
         return Placed(
-            executor=executor,
+            home=PagedHome(executor, prefix_cache=settings.kv.prefix_cache),
             context=_context(want, placement),
             outcome=self.outcome,
             device=backend.device.facts.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tierd.backends.protocol import Backend
 from tierd.errors import ModelError
+from tierd.kv.paged import PagedHome
 from tierd.kv.sizing import PromisedMemory, available_memory, memory_budget, size_cache
 from tierd.models import GGUFFile
 from tierd.models.formats import KV_CODECS
@@ -55,7 +56,7 @@ class HostSite:
             raise
         promised.settle(model.id, pool)
         return Placed(
-            executor=executor,
+            home=PagedHome(executor, prefix_cache=settings.kv.prefix_cache),
             context=size.context,
             outcome=self.outcome,
             device=backend.name,

@@ -1,0 +1,55 @@
+"""Which streams of a model on the device go to the CPU, and why. Decisions only, all pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+from tierd.core import FailedEvent, FinishedEvent, FinishReason, PassReason, Sequence, TerminalEvent
+from tierd.engine.scheduler import usage
+from tierd.errors import ContextLengthExceededError
+from tierd.slot import Slot
+
+
+def passing(slot: Slot) -> PassReason | None:
+    """Say why who is next in a slot is for the CPU; None where the device will have it, or nobody waits."""
+    first = slot.first
+    if slot.fallback is None or first is None:
+        return None
+    if slot.lost:
+        return PassReason.DEVICE_LOST
+    if len(first.tokens) > slot.home.most:
+        return PassReason.CAP
+    room = slot.home.room
+    return PassReason.UNHOMED if room.used == room.total else None
+
+
+def still_passing(slot: Slot, sequence: Sequence) -> PassReason:
+    """Say why a stream of a model on the device is on the CPU now; slot: the model's on the device."""
+    reason = sequence.passes
+    assert reason is not None
+    if reason is PassReason.CAP:
+        return reason
+    if slot.lost:
+        return PassReason.DEVICE_LOST
+    room = slot.home.room
+    return PassReason.UNHOMED if room.used == room.total else PassReason.PAGED
+
+
+def fitting(slot: Slot, waiting: Ordered[Sequence]) -> int:
+    """Return how many of those who wait, from the first on, could be admitted now, wherever."""
+    there = 0 if slot.lost else slot.home.fitting(waiting)
+    if slot.understudy is not None:
+        there += slot.understudy.home.fitting(waiting[there:])
+    return there
+
+
+def too_long(slot: Slot, sequence: Sequence) -> TerminalEvent:
+    """Return how a stream ends that is longer than a region, where the CPU cannot have it."""
+    if sequence.generated:
+        return FinishedEvent(FinishReason.LENGTH, usage(sequence))
+    return FailedEvent(
+        ContextLengthExceededError(
+            f"{len(sequence.tokens)} prompt tokens are more than the {slot.home.most} positions that a "
+            f"stream has on the device, and the CPU cannot serve it ({slot.stranded}); shorten the prompt"
+        )
+    )

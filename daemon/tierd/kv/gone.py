@@ -1,0 +1,37 @@
+"""Which conversations have lost their rows, to tell how much is computed again for want of room."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Ordered
+
+from tierd.kv.bank import Banked
+from tierd.kv.openings import longest_opening, pack
+
+# Conversations that are remembered, the latest.
+_MOST = 256
+
+
+class Gone:
+    """The tokens of conversations whose rows are in no region, no page and no bank any more."""
+
+    def __init__(self) -> None:
+        self._conversations: deque[tuple[str, str, bytes]] = deque(maxlen=_MOST)
+
+    def note(self, model: str, origin: str, tokens: Ordered[int]) -> None:
+        """Note a conversation that could not be kept; origin: see Bank."""
+        self._conversations.append((model, origin, pack(tokens)))
+
+    def dropped(self, entry: Banked) -> None:
+        """Note an entry that the bank has dropped."""
+        self._conversations.append((entry.model, entry.origin, entry.packed or b""))
+
+    def find(self, model: str, origin: str, tokens: Ordered[int], minimum: int) -> int:
+        """Return how many leading tokens had rows once, 0 below `minimum`."""
+        held = (
+            (packed, packed)
+            for name, where, packed in self._conversations
+            if (name, where) == (model, origin)
+        )
+        found = longest_opening(pack(tokens), held, minimum)
+        return 0 if found is None else found[1]

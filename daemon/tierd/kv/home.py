@@ -1,0 +1,78 @@
+"""Where the K/V of a model's streams lies on one executor, and what of it is kept for later ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tierd.backends.protocol import Executor
+from tierd.core import Request, Sequence
+from tierd.kv.moves import Move
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Pages of an executor: free + used + cached = total. reserved: those not used that are promised."""
+
+    total: int
+    free: int
+    used: int
+    cached: int
+    reserved: int
+
+
+class Home(Protocol):
+    """Gives streams their pages. Owned by the engine thread.
+
+    executor: whose pages they are.
+    most: positions of one stream. keeps: whether rows outlive their streams.
+    moves: of rows that have been asked for, the oldest first; whoever runs them takes them out when they end.
+    """
+
+    executor: Executor
+    most: int
+    keeps: bool
+    moves: deque[Move]
+
+    @property
+    def room(self) -> Room:
+        """How many pages are in what use."""
+
+    def refusal(self, request: Request) -> str:
+        """Say why a request could never be served, "" when it could. Pure."""
+
+    def fitting(self, waiting: Iterable[Sequence]) -> int:
+        """Return how many of those who wait, from the first on, could be admitted now together. Pure."""
+
+    def lack(self, waiting: Iterable[Sequence]) -> str:
+        """Say what the last of these, all of whom wait, lacks. Pure."""
+
+    def can_admit(self, sequence: Sequence) -> bool:
+        """Whether a stream can have its pages now. Pure."""
+
+    def admit(self, sequence: Sequence) -> None:
+        """Give a stream its pages: what is known of its tokens is found, or comes by moves.
+
+        Sets `pages` and `fed`, and `cached` of one that has not generated anything.
+        """
+
+    def cover(self, sequence: Sequence, end: int) -> None:
+        """See to it that positions below `end` have pages. Called for streams that were admitted."""
+
+    def let_go(self, sequence: Sequence, *, written: bool) -> None:
+        """Take a stream's pages back and keep the rows of its fed tokens, if rows are kept.
+
+        written: a step in flight still writes rows behind these; until `settled` others may read the pages
+        but not have them. No move is at work on them.
+        """
+
+    def advanced(self, sequence: Sequence) -> None:
+        """Note that more of a stream's tokens are fed."""
+
+    def settled(self, sequence: Sequence) -> None:
+        """Note that nothing writes any more to the pages of a stream that has been let go."""
+
+    def flush(self) -> int:
+        """Forget the rows of streams that have ended; return how many pages are free now that were not."""

@@ -1,0 +1,57 @@
+"""Rows of K/V on their way between an executor's pages and memory outside, in slices between steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tierd.backends.protocol import MOVE_BYTES, Executor
+from tierd.core import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Positions start to stop - 1 of one layer."""
+
+    layer: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Move:
+    """The rows of positions below `stop`, at least one, every layer, into pages (`inward`) or out of them.
+
+    sequence: whose pages they are. layers: the rows outside, by layer, shape (positions, bytes of one).
+    finish: called on the engine thread once, told whether all of it has been moved. left: slices to come.
+    """
+
+    sequence: Sequence
+    pages: tuple[int, ...]
+    layers: Ordered[npt.NDArray[np.uint8]]
+    stop: int
+    inward: bool
+    finish: Callable[[bool], None]
+    left: deque[Slice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = deque(self._slices())
+
+    def run(self, part: Slice, executor: Executor) -> None:
+        """Move a slice. Called on the executor's runner thread; raises what its row calls do."""
+        rows = self.layers[part.layer][part.start : part.stop]
+        if self.inward:
+            executor.write_rows(part.layer, self.pages, part.start, part.stop, rows)
+        else:
+            executor.read_rows(part.layer, self.pages, part.start, part.stop, rows)
+
+    def _slices(self) -> Iterator[Slice]:
+        for layer, rows in enumerate(self.layers):
+            most = max(1, MOVE_BYTES // rows.shape[1])
+            for start in range(0, self.stop, most):
+                yield Slice(layer, start, min(start + most, self.stop))

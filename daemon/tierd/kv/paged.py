@@ -1,0 +1,167 @@
+"""A home of small pages: streams take them as they grow, and share whole ones of equal prompts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from tierd.backends.protocol import Executor
+from tierd.core import Request, Sequence
+from tierd.kv.home import Room
+from tierd.kv.moves import Move
+from tierd.kv.pool import PagePool
+from tierd.kv.prefix import PrefixCache
+from tierd.kv.sizing import pages_for
+
+
+class PagedHome:
+    """See Home. A stream is admitted once all the pages it may ever need are reserved, so it never runs dry.
+
+    What the prefix cache holds of a prompt needs no reserve where whole pages are shared; of a page that is
+    partly equal the rows are copied.
+    """
+
+    def __init__(self, executor: Executor, *, prefix_cache: bool = True) -> None:
+        """prefix_cache: False: no page outlives its streams."""
+        self.executor = executor
+        self.most = executor.pages * executor.page_positions
+        self.keeps = prefix_cache
+        self.moves: deque[Move] = deque()
+        self.pool = PagePool(executor.pages)
+        self.prefixes = PrefixCache(self.pool, executor.page_positions, enabled=prefix_cache)
+
+    @property
+    def room(self) -> Room:
+        """See Home."""
+        pool = self.pool
+        return Room(
+            total=pool.total, free=pool.free, used=pool.used, cached=pool.cached, reserved=pool.reserved
+        )
+
+    def pages_needed(self, request: Request) -> int:
+        """Return how many pages a request may ever fill: the last token it asks for is never fed."""
+        return pages_for(len(request.prompt) + request.max_tokens - 1, self.executor.page_positions)
+
+    def refusal(self, request: Request) -> str:
+        """See Home."""
+        if self.pages_needed(request) <= self.pool.total:
+            return ""
+        return (
+            f"{self._reserve(request)}, more than the {self.pool.total} there are; "
+            "shorten the prompt or lower max_tokens"
+        )
+
+    def fitting(self, waiting: Iterable[Sequence]) -> int:
+        """See Home. At least: pages that a prompt would share are counted as if it needed them."""
+        count = pages = 0
+        for sequence in waiting:
+            pages += self.pages_needed(sequence.request)
+            if not self.pool.can_reserve(pages):
+                break
+            count += 1
+        return count
+
+    def lack(self, waiting: Iterable[Sequence]) -> str:
+        """See Home."""
+        *before, last = waiting
+        promised = sum(self.pages_needed(sequence.request) for sequence in before)
+        return f"memory, its {self._reserve(last.request)}, {self.pool.available - promised} are free"
+
+    def can_admit(self, sequence: Sequence) -> bool:
+        """See Home."""
+        needed = self.pages_needed(sequence.request)
+        if self.pool.can_reserve(needed):
+            return True
+        if sequence.saved is not None:
+            return False
+        # A shared page is not reserved; one that no stream uses yet is lost to what can be reserved, too.
+        shared = self.prefixes.match(sequence.tokens).pages
+        return self.pool.can_reserve(needed - sum(self.pool.references(page) > 0 for page in shared))
+
+    def admit(self, sequence: Sequence) -> None:
+        """See Home."""
+        needed = self.pages_needed(sequence.request)
+        if sequence.saved is not None:
+            self.pool.reserve(needed)
+            self._bring(sequence)
+            return
+        match = self.prefixes.match(sequence.tokens)
+        for page in match.pages:
+            self.pool.retain(page)
+        self.pool.reserve(needed - len(match.pages))
+        sequence.pages.extend(match.pages)
+        if match.source is not None:
+            self.pool.touch(match.source)
+            page = self._take()
+            # The source itself, when nothing else was left to take: then its rows are where they should be.
+            if page != match.source:
+                rows = match.positions % self.executor.page_positions
+                self.executor.copy_rows(match.source, page, rows)
+            sequence.pages.append(page)
+        sequence.fed = match.positions
+        if not sequence.generated:
+            sequence.cached = match.positions
+
+    def cover(self, sequence: Sequence, end: int) -> None:
+        """See Home."""
+        while len(sequence.pages) * self.executor.page_positions < end:
+            sequence.pages.append(self._take())
+
+    def let_go(self, sequence: Sequence, *, written: bool) -> None:
+        """See Home."""
+        if written:
+            sequence.held.extend(sequence.pages)
+            for page in sequence.held:
+                self.pool.retain(page)
+        self.pool.unreserve(self.pages_needed(sequence.request) - len(sequence.pages))
+        self.prefixes.donate(sequence.tokens[: sequence.fed], sequence.pages)
+        sequence.pages.clear()
+
+    def advanced(self, sequence: Sequence) -> None:
+        """See Home."""
+
+    def settled(self, sequence: Sequence) -> None:
+        """See Home."""
+        for page in sequence.held:
+            self.pool.release(page)
+        sequence.held.clear()
+
+    def flush(self) -> int:
+        """See Home."""
+        return self.prefixes.flush()
+
+    def _bring(self, sequence: Sequence) -> None:
+        """Have a stream's own rows, which are outside, brought into new pages."""
+        saved = sequence.saved
+        assert saved is not None
+        self.cover(sequence, saved.positions)
+
+        def finish(moved: bool) -> None:
+            sequence.moves -= 1
+            sequence.saved = None
+            sequence.fed = saved.positions if moved else 0
+            saved.close()
+
+        sequence.moves += 1
+        self.moves.append(
+            Move(
+                sequence=sequence,
+                pages=tuple(sequence.pages),
+                layers=saved.layers,
+                stop=saved.positions,
+                inward=True,
+                finish=finish,
+            )
+        )
+
+    def _take(self) -> int:
+        """Take a promised page; one that is cached makes room when none is free."""
+        if not self.pool.free:
+            self.prefixes.evict()
+        return self.pool.take()
+
+    def _reserve(self, request: Request) -> str:
+        return (
+            f"{len(request.prompt)} prompt tokens and {request.max_tokens} tokens of output "
+            f"need {self.pages_needed(request)} pages of K/V"
+        )

@@ -1,0 +1,388 @@
+"""A home of regions: the K/V of one stream lies in one region of a device, and stays there when it ends.
+
+A conversation that comes back finds its rows by its tokens: in the region where they were parked, which it
+takes over; in one whose rows another conversation needs too, of which it gets a copy; or in the bank. A
+region that is wanted for somebody else is taken from the conversation that was used last the longest ago,
+and its rows go to the bank if there is room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from tierd.backends.protocol import Executor
+from tierd.core import Request, SavedRows, Sequence
+from tierd.kv.bank import Bank, Banked
+from tierd.kv.gone import Gone
+from tierd.kv.home import Room
+from tierd.kv.moves import Move
+from tierd.kv.openings import pack, shared_opening
+from tierd.tier.regions import Claim, Regions
+
+# Tokens that a stream would have to be fed for nothing before it waits for another stream's rows.
+_WORTH_WAITING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """The rows that are known of a stream's tokens. At most one of claim, session and banked is there."""
+
+    positions: int = 0
+    claim: Claim | None = None
+    session: Sequence | None = None
+    banked: Banked | None = None
+
+
+class SavedEntry:
+    """Rows of a bank's entry as a stream's own, to be brought into its pages; see `core.SavedRows`.
+
+    spend: the entry is closed with it.
+    """
+
+    def __init__(self, bank: Bank, entry: Banked, positions: int, *, spend: bool) -> None:
+        self.positions = positions
+        self.layers = entry.layers
+        self._bank = bank
+        self._entry = entry
+        self._spend = spend
+        self._open = True
+        bank.pin(entry)
+
+    def close(self) -> None:
+        """See SavedRows."""
+        if not self._open:
+            return
+        self._open = False
+        self._bank.unpin(self._entry)
+        if self._spend:
+            self._bank.close(self._entry)
+
+
+class DeviceHome:
+    """See Home. Its executor's pages are regions; the first `regions` of them are for streams."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        model: str,
+        origin: str,
+        bank: Bank,
+        gone: Gone,
+        regions: int,
+        keeps: bool = True,
+    ) -> None:
+        """origin: of the rows that it computes; no others are found in the bank. keeps: it parks."""
+        self.executor = executor
+        self.most = executor.page_positions
+        self.keeps = keeps
+        self.moves: deque[Move] = deque()
+        self.regions: Regions[Sequence] = Regions(regions)
+        self._model = model
+        self._origin = origin
+        self._bank = bank
+        self._gone = gone
+        self._written: dict[Sequence, Claim] = {}  # parked while a step in flight still writes behind them
+
+    @property
+    def room(self) -> Room:
+        """See Home."""
+        regions = self.regions
+        return Room(
+            total=regions.count, free=regions.free, used=regions.live, cached=regions.parked, reserved=0
+        )
+
+    def refusal(self, request: Request) -> str:
+        """See Home. The longest request begins in a region, too."""
+        return ""
+
+    def fitting(self, waiting: Iterable[Sequence]) -> int:
+        """See Home."""
+        there = self.regions.free + sum(view.claim is not None and not view.pins for view in self.regions)
+        return sum(1 for _ in islice(waiting, there))
+
+    def lack(self, waiting: Iterable[Sequence]) -> str:
+        """See Home."""
+        return f"one of the model's {self.regions.count} regions of K/V on the device"
+
+    def can_admit(self, sequence: Sequence) -> bool:
+        """See Home."""
+        return self.regions.free > 0 or self.regions.oldest() is not None
+
+    def admit(self, sequence: Sequence) -> None:
+        """See Home."""
+        opening = self._find(sequence)
+        self._note_refed(sequence, opening.positions)
+        leader = self._leader(sequence, opening.positions)
+        if leader is not None:
+            self._take_region(sequence, lambda: self._follow(sequence, leader))
+        elif opening.claim is not None and self._may_adopt(opening):
+            region = self.regions.adopt(sequence, opening.claim, opening.positions)
+            assert region is not None
+            sequence.pages = [region]
+            self._begin(sequence, opening.positions)
+        else:
+            self._hold(opening)
+            self._take_region(sequence, lambda: self._fill(sequence, opening))
+
+    def cover(self, sequence: Sequence, end: int) -> None:
+        """See Home."""
+
+    def let_go(self, sequence: Sequence, *, written: bool) -> None:
+        """See Home."""
+        kept = sequence.tokens[: sequence.fed] if self.keeps or written else []
+        claim = self.regions.park(sequence, kept)
+        sequence.pages.clear()
+        sequence.follows = None
+        if claim is not None and written:
+            self.regions.pin(claim)
+            self._written[sequence] = claim
+        self._lead(sequence)
+
+    def advanced(self, sequence: Sequence) -> None:
+        """See Home."""
+        self._lead(sequence)
+
+    def settled(self, sequence: Sequence) -> None:
+        """See Home."""
+        claim = self._written.pop(sequence, None)
+        if claim is not None:
+            self.regions.unpin(claim)
+            if not self.keeps:
+                self._forget(claim)
+
+    def flush(self) -> int:
+        """See Home. What is in the bank is forgotten as well."""
+        self._bank.flush(self._model)
+        going = [view.claim for view in self.regions if view.claim is not None and not view.pins]
+        for claim in going:
+            self._forget(claim)
+        return len(going)
+
+    def evacuate(self, sequence: Sequence, finish: Callable[[bool], None]) -> None:
+        """Have the rows of a stream's fed tokens brought out, to be its `saved`; no step may be writing them.
+
+        finish: called at the end, told whether they are there. False at once where the bank has no room.
+        """
+        entry = self._open_entry(sequence.fed, live=True) if sequence.fed else None
+        if entry is None:
+            finish(False)
+            return
+
+        def out(moved: bool) -> None:
+            sequence.moves -= 1
+            if moved:
+                sequence.saved = SavedEntry(self._bank, entry, entry.positions, spend=True)
+            else:
+                self._bank.close(entry)
+            finish(moved)
+
+        sequence.moves += 1
+        self._move(sequence, entry.layers, entry.positions, out, inward=False)
+
+    def rescue(self, sequence: Sequence) -> SavedRows | None:
+        """Return what the bank has of a stream whose region is lost; None when it has nothing."""
+        found = self._bank.find(self._model, self._origin, sequence.tokens[:-1])
+        return None if found is None else SavedEntry(self._bank, found[0], found[1], spend=False)
+
+    def lose(self) -> None:
+        """Note that the device has failed: all moves end, as if they had never begun, and no row is left."""
+        while self.moves:
+            self.moves.popleft().finish(False)
+        for view in self.regions:
+            if view.session is not None:
+                view.session.follows = None
+
+    def _find(self, sequence: Sequence) -> _Opening:
+        """Return the longest known opening of a stream's tokens but the last, which is fed for its logits."""
+        if sequence.saved is not None:
+            return _Opening(sequence.saved.positions)
+        tokens = sequence.tokens[:-1]
+        there = self.regions.find(tokens)
+        banked = self._bank.find(
+            self._model, self._origin, tokens, minimum=1 if there is None else there.positions + 1
+        )
+        if banked is not None:
+            return _Opening(banked[1], banked=banked[0])
+        if there is not None:
+            return _Opening(there.positions, claim=there.claim, session=there.session)
+        return _Opening()
+
+    def _may_adopt(self, opening: _Opening) -> bool:
+        """Whether to go on in a parked region, not in a copy: nothing is lost, or no other can be had."""
+        claim = opening.claim
+        assert claim is not None
+        parked = {view.claim: view for view in self.regions if view.claim is not None}
+        if parked[claim].pins:
+            return False
+        others = any(not view.pins for other, view in parked.items() if other != claim)
+        return parked[claim].positions == opening.positions or not (self.regions.free or others)
+
+    def _take_region(self, sequence: Sequence, then: Callable[[], None]) -> None:
+        """Give a stream a region and do `then`, once the rows of whoever had it are in the bank."""
+        if self.regions.free:
+            sequence.pages = [self.regions.open(sequence)]
+            then()
+            return
+        claim = self.regions.oldest()
+        assert claim is not None
+        tokens = self.regions.tokens_of(claim)
+        sequence.pages = [self.regions.take(claim, sequence)]
+        if self._is_banked(tokens):
+            then()
+            return
+        entry = self._open_entry(len(tokens), live=False)
+        if entry is None:
+            self._lose_claim(tokens)
+            then()
+            return
+
+        def out(moved: bool) -> None:
+            sequence.moves -= 1
+            if moved:
+                self._bank.keep(entry, tokens)
+            else:
+                self._bank.close(entry)
+                self._lose_claim(tokens)
+            then()
+
+        sequence.moves += 1
+        self._move(sequence, entry.layers, len(tokens), out, inward=False)
+
+    def _fill(self, sequence: Sequence, opening: _Opening) -> None:
+        """Bring the rows that are held into a stream's region."""
+        if opening.session is not None and self.regions.region_of(opening.session) is None:
+            opening = self._find(sequence)  # it has ended, and is parked or gone
+            self._hold(opening)
+        owner = opening.claim if opening.session is None else opening.session
+        if opening.banked is not None:
+            self._bank.touch(opening.banked)
+            self._bring(sequence, SavedEntry(self._bank, opening.banked, opening.positions, spend=False))
+        elif sequence.saved is not None:
+            self._bring(sequence, sequence.saved)
+        else:
+            if owner is not None:
+                source = self.regions.region_of(owner)
+                assert source is not None
+                self.executor.copy_rows(source, sequence.pages[0], opening.positions)
+            self._begin(sequence, opening.positions)
+        self._release(opening)
+
+    def _note_refed(self, sequence: Sequence, known: int) -> None:
+        """Note how many of a stream's tokens have to be fed although their rows were there once."""
+        tokens = sequence.tokens[:-1]
+        there = self._gone.find(self._model, self._origin, tokens, known + 1)
+        sequence.refed = max(0, there - known)
+
+    def _lose_claim(self, tokens: Ordered[int]) -> None:
+        self._gone.note(self._model, self._origin, tokens)
+
+    def _hold(self, opening: _Opening) -> None:
+        """See to it that known rows stay."""
+        if opening.claim is not None:
+            self.regions.pin(opening.claim)
+        if opening.banked is not None:
+            self._bank.pin(opening.banked)
+
+    def _release(self, opening: _Opening) -> None:
+        if opening.claim is not None:
+            self.regions.unpin(opening.claim)
+        if opening.banked is not None:
+            self._bank.unpin(opening.banked)
+
+    def _leader(self, sequence: Sequence, known: int) -> Sequence | None:
+        """Return a stream that is about to be fed more of the same opening than is known, if there is one."""
+        if sequence.saved is not None:
+            return None
+        tokens = sequence.tokens[:-1]
+        for view in self.regions:
+            other = view.session
+            if (
+                other is None
+                or len(other.request.prompt) <= known
+                or other.request.prompt[: known + 1] != tuple(tokens[: known + 1])
+            ):
+                continue
+            if shared(other, tokens) > max(known, other.fed) + _WORTH_WAITING:
+                return other
+        return None
+
+    def _follow(self, sequence: Sequence, leader: Sequence) -> None:
+        """Let a stream wait for another's rows, unless that has ended meanwhile."""
+        sequence.follows = leader
+        if self.regions.region_of(leader) is None:
+            self._lead(leader)
+
+    def _lead(self, leader: Sequence) -> None:
+        """Fill the regions of those that wait for a stream's rows, once these are there or it has ended."""
+        ended = self.regions.region_of(leader) is None
+        for view in list(self.regions):
+            follower = view.session
+            if follower is None or follower.follows is not leader:
+                continue
+            if ended or leader.fed >= shared(leader, follower.tokens[:-1]):
+                follower.follows = None
+                opening = self._find(follower)
+                self._hold(opening)
+                self._fill(follower, opening)
+
+    def _bring(self, sequence: Sequence, saved: SavedRows) -> None:
+        def finish(moved: bool) -> None:
+            sequence.moves -= 1
+            sequence.saved = None
+            saved.close()
+            self._begin(sequence, saved.positions if moved else 0)
+
+        sequence.moves += 1
+        self._move(sequence, saved.layers, saved.positions, finish, inward=True)
+
+    def _move(
+        self,
+        sequence: Sequence,
+        layers: Ordered[npt.NDArray[np.uint8]],
+        positions: int,
+        finish: Callable[[bool], None],
+        *,
+        inward: bool,
+    ) -> None:
+        self.moves.append(
+            Move(
+                sequence=sequence,
+                pages=tuple(sequence.pages),
+                layers=layers,
+                stop=positions,
+                inward=inward,
+                finish=finish,
+            )
+        )
+
+    def _begin(self, sequence: Sequence, positions: int) -> None:
+        sequence.fed = positions
+        if not sequence.generated:
+            sequence.cached = positions
+
+    def _is_banked(self, tokens: list[int]) -> bool:
+        """Whether the bank has the rows of all these tokens, which then counts as their last use."""
+        found = self._bank.find(self._model, self._origin, tokens, minimum=len(tokens))
+        if found is None:
+            return False
+        self._bank.touch(found[0])
+        return True
+
+    def _open_entry(self, positions: int, *, live: bool) -> Banked | None:
+        return self._bank.open(self._model, self._origin, self.executor.row_bytes, positions, live=live)
+
+    def _forget(self, claim: Claim) -> None:
+        self.regions.release(self.regions.leave(claim))
+
+
+def shared(leader: Sequence, tokens: Ordered[int]) -> int:
+    """Return how many leading tokens are the same as in a stream's prompt."""
+    return shared_opening(pack(leader.request.prompt), pack(tokens))

@@ -1,0 +1,91 @@
+"""A model on a fake device: regions of a null executor, a bank, and the CPU to fall back to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.null_slot import ByteTokenizer, null_slot
+from tierd.backends.null import NullExecutor
+from tierd.core import Batch
+from tierd.errors import DeviceError, ModelError
+from tierd.kv.bank import Bank
+from tierd.kv.gone import Gone
+from tierd.settings import ModelSettings
+from tierd.slot import Placed, Slot
+from tierd.tier.device_home import DeviceHome
+
+
+@dataclass
+class NullFallback:
+    """Opens null slots on the CPU, and null devices.
+
+    declines: errors that the next understudies meet. broken: errors that the next tries to arm meet.
+    tries: how often a lost device is tried again.
+    """
+
+    arm: Callable[[], DeviceHome]
+    declines: list[ModelError] = field(default_factory=list)
+    broken: list[DeviceError] = field(default_factory=list)
+    tries: int = 3
+    refusal: str = ""
+    understudies: list[Slot] = field(default_factory=list)
+
+    def understudy(self, slot: Slot) -> Slot:
+        if self.declines:
+            raise self.declines.pop(0)
+        self.understudies.append(null_slot(slot.settings, device="cpu", context=slot.context))
+        return self.understudies[-1]
+
+    def rearm(self, slot: Slot) -> Placed:
+        self.tries -= 1
+        if self.broken:
+            raise self.broken.pop(0)
+        return Placed(
+            home=self.arm(),
+            context=slot.context,
+            outcome=slot.outcome,
+            device=slot.device,
+            codec="f16",
+            prefill_window=64,
+        )
+
+    def retry_at(self) -> float | None:
+        return time.monotonic() if self.tries else None
+
+
+def device_slot(
+    settings: ModelSettings,
+    *,
+    regions: int = 2,
+    positions: int = 64,
+    context: int = 0,
+    bank: int = 1 << 20,
+    chunk_rows: int = 16,
+    before_step: Callable[[Batch], None] | None = None,
+    fallback: bool = True,
+    executor: type[NullExecutor] = NullExecutor,
+) -> Slot:
+    """Return a slot whose K/V lies in regions of so many positions. context 0: as many."""
+    gone = Gone()
+    there = Bank(bank, on_drop=gone.dropped)
+
+    def arm() -> DeviceHome:
+        null = executor(
+            name="gpu",
+            pages=regions,
+            page_positions=positions,
+            max_rows=chunk_rows + settings.streams,
+            vocabulary=ByteTokenizer.vocabulary,
+            depth=2,
+            before_step=before_step,
+        )
+        return DeviceHome(null, model=settings.id, origin="gpu", bank=there, gone=gone, regions=regions)
+
+    slot = null_slot(settings, device="gpu", context=context or positions, chunk_rows=chunk_rows)
+    slot.home = arm()
+    slot.outcome, slot.device = "gpu:resident", "null"
+    if fallback:
+        slot.fallback = NullFallback(arm)
+    return slot

@@ -1,0 +1,228 @@
+"""A model on a device, served by a running engine: conversations, streams that pass to the CPU, faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from engine.device_slot import NullFallback, device_slot
+from engine.drive import greedy
+from engine.harness import Gate, Harness, model, running
+from engine.null_slot import request
+from tierd.core import Batch, FailedEvent, FinishedEvent, FinishReason, PassReason
+from tierd.engine import Snapshot
+from tierd.errors import DeviceLostError, DeviceMemoryError, DeviceTimeoutError, ModelError
+from tierd.slot import Slot
+
+FAULTS = [DeviceLostError("lost"), DeviceTimeoutError("hung"), DeviceMemoryError("full")]
+
+
+MODEL = "null"
+
+
+def text(prompt: bytes, tokens: int) -> str:
+    return bytes(t for t in greedy(prompt, tokens)[len(prompt) :] if t < 256).decode("utf-8", "replace")
+
+
+def check(harness: Harness, id: str, prompt: bytes, tokens: int = 8) -> None:
+    """Serve a request and compare its text with what a model that has seen all of it says."""
+    harness.engine.submit(request(id, prompt, tokens))
+    end = harness.mail.terminal(id)
+    assert isinstance(end, FinishedEvent), end
+    assert end.usage.completion_tokens == tokens
+    assert harness.mail.text(id) == text(prompt, tokens)
+
+
+def passes(harness: Harness) -> dict[str, int]:
+    """Return the passes by reason, those that there are."""
+    found = {
+        reason.value: harness.metrics.registry.get_sample_value(
+            "tierd_gpu_cpu_passes_total", {"model": MODEL, "reason": reason}
+        )
+        for reason in PassReason
+    }
+    return {reason: int(count) for reason, count in found.items() if count}
+
+
+def slot_of(harness: Harness) -> Slot:
+    return harness.slots[MODEL]
+
+
+def fallback(harness: Harness) -> NullFallback:
+    found = slot_of(harness).fallback
+    assert isinstance(found, NullFallback)
+    return found
+
+
+def rests(harness: Harness) -> Callable[[Snapshot], bool]:
+    return lambda snapshot: all(
+        region.state in ("free", "parked") for region in snapshot.models[MODEL].regions
+    )
+
+
+def test_streams_served_from_the_device_leave_no_passes() -> None:
+    with running(model(MODEL, streams=2), open_slot=device_slot) as harness:
+        for n in range(4):
+            check(harness, f"r{n}", b"conversation %d" % n)
+        assert passes(harness) == {}
+        assert harness.engine.snapshot.models[MODEL].passes == {}
+
+
+@pytest.mark.parametrize("bank", [1 << 20, 4000, 0])
+def test_two_hundred_turns_of_more_conversations_than_regions(bank: int) -> None:
+    """Every text is right; tokens are fed again only as far as there was no room for their rows."""
+    chance = random.Random(6)
+    with running(
+        model(MODEL, streams=3), open_slot=partial(device_slot, regions=3, positions=256, bank=bank)
+    ) as harness:
+        talks = [b"talk %d: " % n for n in range(9)]
+        known: list[list[int]] = []
+        refed = 0
+        for turn in range(200):
+            n = chance.randrange(len(talks))
+            prompt = talks[n] + b"q%d " % turn if len(talks[n]) < 200 else b"talk %d: anew %d " % (n, turn)
+            harness.engine.submit(request(f"t{turn}", prompt, 6))
+            end = harness.mail.terminal(f"t{turn}")
+            assert isinstance(end, FinishedEvent)
+            ids = greedy(prompt, 6)
+            answer = bytes(t for t in ids[len(prompt) :] if t < 256)
+            assert harness.mail.text(f"t{turn}") == answer.decode("utf-8", "replace")
+            seen = max((shared(ids[: len(prompt) - 1], old) for old in known), default=0)
+            refed += seen - end.usage.cached_tokens
+            known.append(ids[:-1])
+            talks[n] = prompt + answer
+            harness.snapshot_when(rests(harness))
+        assert passes(harness) == {}
+        metric = harness.metrics.registry.get_sample_value
+        assert metric("tierd_kv_reprefilled_tokens_total", {"model": MODEL}) == refed
+        assert (refed == 0) is (bank > 10000)
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    """Return how many leading tokens are the same."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def test_a_stream_without_a_region_runs_on_the_cpu_and_is_counted() -> None:
+    gate = Gate()
+    with running(
+        model(MODEL, streams=3), open_slot=partial(device_slot, regions=2, before_step=gate)
+    ) as harness:
+        for name in "abc":
+            harness.engine.submit(request(name, b"prompt " + name.encode(), 8))
+        harness.mail.terminal("c")
+        snapshot = harness.engine.snapshot.models[MODEL]
+        assert {s.request: s.region for s in snapshot.sessions} == {"a": 0, "b": 1}
+        gate.let(99)
+        for name in "abc":
+            harness.mail.terminal(name)
+            assert harness.mail.text(name) == text(b"prompt " + name.encode(), 8)
+        assert passes(harness) == {"unhomed": 9 - 1}
+
+
+def test_a_stream_that_outgrows_its_region_goes_on_on_the_cpu() -> None:
+    with running(
+        model(MODEL, streams=2), open_slot=partial(device_slot, positions=32, context=200)
+    ) as harness:
+        check(harness, "a", b"0123456789", 100)
+        check(harness, "b", b"abcdefghij" * 5, 10)
+        assert passes(harness) == {"cap": (110 - 32 - 1) + 4 + 9}
+        assert slot_of(harness).understudy is not None
+        check(harness, "c", b"short", 4)
+
+
+def test_a_stream_that_outgrows_its_region_ends_there_where_the_cpu_cannot_have_it() -> None:
+    with running(
+        model(MODEL, streams=2), open_slot=partial(device_slot, positions=32, context=200)
+    ) as harness:
+        fallback(harness).declines.append(ModelError("no memory"))
+        harness.engine.submit(request("a", b"0123456789", 100))
+        end = harness.mail.terminal("a")
+        assert isinstance(end, FinishedEvent)
+        assert (end.reason, end.usage.completion_tokens) == (FinishReason.LENGTH, 32 - 10 + 1)
+        assert harness.mail.text("a") == text(b"0123456789", 23)
+
+
+class Fault:
+    """Lets the step of a number fail, once."""
+
+    def __init__(self, step: int, error: Exception) -> None:
+        self.step, self.error = step, error
+
+    def __call__(self, batch: Batch) -> None:
+        self.step -= 1
+        if self.step == 0:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=["lost", "hung", "full"])
+@pytest.mark.parametrize("step", [1, 2, 3, 7])
+def test_streams_go_on_when_the_device_is_lost(error: Exception, step: int) -> None:
+    """They are fed again on the CPU, token for token as they would have been, and the device comes back."""
+    with running(
+        model(MODEL, streams=2), open_slot=partial(device_slot, before_step=Fault(step, error))
+    ) as harness:
+        for name in "ab":
+            harness.engine.submit(request(name, b"prompt " + name.encode(), 12))
+        for name in "ab":
+            end = harness.mail.terminal(name)
+            assert isinstance(end, FinishedEvent)
+            assert end.usage.completion_tokens == 12
+            assert harness.mail.text(name) == text(b"prompt " + name.encode(), 12)
+        assert "device_lost" in passes(harness) or "paged" in passes(harness)
+        harness.snapshot_when(lambda s: not s.models[MODEL].decline)
+        before = passes(harness)
+        check(harness, "again", b"prompt again", 5)
+        assert passes(harness) == before
+        harness.snapshot_when(rests(harness))
+
+
+def test_a_device_that_does_not_come_back_leaves_the_model_on_the_cpu() -> None:
+    with running(
+        model(MODEL, streams=2), open_slot=partial(device_slot, before_step=Fault(3, DeviceLostError("lost")))
+    ) as harness:
+        fallback(harness).broken.extend([DeviceLostError("still lost")] * 3)
+        check(harness, "a", b"prompt a", 12)
+        harness.snapshot_when(lambda s: fallback(harness).tries == 0)
+        check(harness, "b", b"prompt b", 12)
+        assert set(passes(harness)) == {"device_lost"}
+        assert harness.engine.snapshot.models[MODEL].decline == "lost"
+
+
+def test_a_lost_device_is_waited_for_where_the_cpu_cannot_have_the_streams() -> None:
+    with running(
+        model(MODEL, streams=2), open_slot=partial(device_slot, before_step=Fault(3, DeviceLostError("lost")))
+    ) as harness:
+        fallback(harness).declines.append(ModelError("no memory"))
+        fallback(harness).broken.append(DeviceLostError("still lost"))
+        check(harness, "a", b"prompt a", 12)
+        assert passes(harness) == {}
+
+
+def test_streams_end_where_there_is_neither_device_nor_cpu() -> None:
+    with running(
+        model(MODEL, streams=2), open_slot=partial(device_slot, before_step=Fault(3, DeviceLostError("lost")))
+    ) as harness:
+        fallback(harness).declines.append(ModelError("no memory"))
+        fallback(harness).broken.extend([DeviceLostError("still lost")] * 3)
+        harness.engine.submit(request("a", b"prompt a", 12))
+        assert isinstance(harness.mail.terminal("a"), FailedEvent)
+
+
+def test_choices_of_one_prompt_are_prefilled_once() -> None:
+    prompt = b"a prompt that is long enough to be worth waiting for, as it were"
+    with running(
+        model(MODEL, streams=4), open_slot=partial(device_slot, regions=4, positions=128)
+    ) as harness:
+        for name in "abcd":
+            harness.engine.submit(request(name, prompt, 4))
+        cached = []
+        for name in "abcd":
+            end = harness.mail.terminal(name)
+            assert isinstance(end, FinishedEvent)
+            assert harness.mail.text(name) == text(prompt, 4)
+            cached.append(end.usage.cached_tokens)
+        assert cached == [0] + [len(prompt) - 1] * 3
