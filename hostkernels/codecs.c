@@ -226,26 +226,46 @@ void hk_codec_read(int codec, const void *src, int64_t head_size, float *dst)
     }
 }
 
+/* Units of `size` bytes, from a row into the strip and back. */
+static inline void put_units(const uint8_t *row, int64_t units, size_t size, int position, uint8_t *strip)
+{
+    for (int64_t i = 0; i < units; i++)
+        memcpy(strip + (size_t)(i * HK_LANES + position) * size, row + (size_t)i * size, size);
+}
+
+static inline void get_units(const uint8_t *strip, int64_t units, size_t size, int position, uint8_t *row)
+{
+    for (int64_t i = 0; i < units; i++)
+        memcpy(row + (size_t)i * size, strip + (size_t)(i * HK_LANES + position) * size, size);
+}
+
 void hk_strip_put(int codec, const uint8_t *row, int64_t head_size, int position, uint8_t *strip)
 {
-    switch (codec) {
-    case HK_KV_F32:
-        for (int64_t i = 0; i < head_size; i++)
-            memcpy(strip + 4 * (i * HK_LANES + position), row + 4 * i, 4);
-        break;
-    case HK_KV_F16:
-        for (int64_t i = 0; i < head_size; i++)
-            memcpy(strip + 2 * (i * HK_LANES + position), row + 2 * i, 2);
-        break;
-    default: {
+    if (codec == HK_KV_F32) {
+        put_units(row, head_size, 4, position, strip);
+    } else if (codec == HK_KV_F16) {
+        put_units(row, head_size, 2, position, strip);
+    } else {
         const int bytes = codec == HK_KV_Q8_0 ? Q8_0_BYTES : TQ4_BYTES;
         for (int64_t block = 0; block < head_size / HK_BLOCK; block++, row += bytes, strip += HK_LANES * bytes) {
-            memcpy(strip + 2 * position, row, 2);
-            for (int i = 2; i < bytes; i++)
-                strip[HK_LANES * i + position] = row[i];
+            put_units(row, 1, 2, position, strip);
+            put_units(row + 2, bytes - 2, 1, position, strip + 2 * HK_LANES);
         }
-        break;
     }
+}
+
+void hk_strip_get(int codec, const uint8_t *strip, int64_t head_size, int position, uint8_t *row)
+{
+    if (codec == HK_KV_F32) {
+        get_units(strip, head_size, 4, position, row);
+    } else if (codec == HK_KV_F16) {
+        get_units(strip, head_size, 2, position, row);
+    } else {
+        const int bytes = codec == HK_KV_Q8_0 ? Q8_0_BYTES : TQ4_BYTES;
+        for (int64_t block = 0; block < head_size / HK_BLOCK; block++, row += bytes, strip += HK_LANES * bytes) {
+            get_units(strip, 1, 2, position, row);
+            get_units(strip + 2 * HK_LANES, bytes - 2, 1, position, row + 2);
+        }
     }
 }
 

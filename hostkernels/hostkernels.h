@@ -30,7 +30,7 @@
 #endif
 
 /* cffi: begin */
-enum { HK_ABI_VERSION = 6 }; /* the Python side refuses a library of another */
+enum { HK_ABI_VERSION = 7 }; /* the Python side refuses a library of another */
 
 enum {
     HK_BLOCK = 32,   /* columns quantised together */
@@ -278,6 +278,13 @@ int64_t hk_model_profile(hk_model *model, const hk_step *step, hk_op_time *times
 /* Copy the first `positions` positions (at most HK_PAGE) of page `source` into page `target`, another
  * one, in every store. No step may be running. */
 void hk_model_copy_rows(hk_model *model, int32_t source, int32_t target, int32_t positions);
+
+/* The rows of positions start to stop - 1 of one store, as bytes (stop - start, 2, heads, hk_codec_bytes): K of all
+ * heads, then V. pages: the page ids of a sequence, one for each HK_PAGE positions. No step may be running. */
+void hk_model_read_rows(const hk_model *model, int32_t store, const int32_t *pages, int64_t start, int64_t stop,
+                        uint8_t *rows);
+void hk_model_write_rows(hk_model *model, int32_t store, const int32_t *pages, int64_t start, int64_t stop,
+                         const uint8_t *rows);
 
 /* ---- Sampling --------------------------------------------------------------------------------- */
 

@@ -266,6 +266,7 @@ void hk_codec_read(int codec, const void *src, int64_t head_size, float *dst);
 /* Keys of 16 positions lie side by side in a strip: the unit (value, or a block's scale) at offset o of
  * a row, s bytes long, is at 16 * o + position * s. So a vector loads one unit of 16 positions. */
 void hk_strip_put(int codec, const uint8_t *row, int64_t head_size, int position, uint8_t *strip);
+void hk_strip_get(int codec, const uint8_t *strip, int64_t head_size, int position, uint8_t *row);
 /* Copy the first `positions` positions of a strip. */
 void hk_strip_copy(int codec, const uint8_t *from, int64_t head_size, int positions, uint8_t *to);
 

@@ -5,9 +5,9 @@
  * allocated in a step.
  */
 #include "attention.h"
+#include "pages.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <time.h>
 
 typedef struct buffer {
@@ -18,15 +18,6 @@ typedef struct buffer {
     int8_t *q;      /* quantised: the planes of hk_activations */
     hk_block_scale *scale;
 } buffer;
-
-typedef struct store {
-    int heads;
-    int head_size;
-    int64_t row_bytes;
-    int64_t offset; /* of the keys inside a page; values follow */
-    const float *key_scale;
-    const float *key_feedback;
-} store;
 
 /* The part of a store's vectors that is one head's. */
 static const float *of_head(const float *vectors, int64_t head, int64_t floats)
@@ -50,12 +41,7 @@ struct hk_model {
     const float **vectors;
     hk_rope *ropes;
     int rope_count;
-    store *stores;
-    int store_count;
-    int codec;
-    int64_t page_bytes;
-    uint8_t *pages;
-    int64_t pages_bytes;
+    hk_pages pages;
     float *scratch;         /* one part per thread */
     int64_t scratch_floats; /* of one part */
     query_block *blocks;
@@ -65,19 +51,6 @@ struct hk_model {
 };
 
 /* ---- Creation ---------------------------------------------------------------------------------- */
-
-static int64_t store_bytes(const hk_store *spec, int codec)
-{
-    return 2 * HK_PAGE * spec->heads * hk_codec_bytes(codec, spec->head_size);
-}
-
-int64_t hk_page_bytes(const hk_store *stores, int32_t store_count, int codec)
-{
-    int64_t bytes = 0;
-    for (int i = 0; i < store_count; i++)
-        bytes += store_bytes(&stores[i], codec);
-    return hk_round_up(bytes, 64);
-}
 
 /* A copy of `count` items, never NULL unless memory is out. */
 static void *copy_of(const void *src, int64_t count, size_t size)
@@ -128,34 +101,6 @@ static bool create_ropes(hk_model *self, const hk_model_spec *spec)
     return true;
 }
 
-static bool create_stores(hk_model *self, const hk_model_spec *spec)
-{
-    self->codec = spec->codec;
-    self->page_bytes = hk_page_bytes(spec->stores, spec->store_count, spec->codec);
-    self->stores = zeroed(spec->store_count, sizeof *self->stores);
-    if (!self->stores)
-        return false;
-    int64_t offset = 0;
-    for (int i = 0; i < spec->store_count; i++) {
-        const hk_store *from = &spec->stores[i];
-        self->stores[i] = (store){from->heads, from->head_size, hk_codec_bytes(spec->codec, from->head_size),
-                                  offset, from->key_scale, from->key_feedback};
-        offset += store_bytes(from, spec->codec);
-    }
-    self->store_count = spec->store_count;
-    const int64_t bytes = self->page_bytes * spec->pages;
-    if (bytes == 0)
-        return true;
-    /* Touched lazily: a page costs memory once a row is stored in it. */
-    void *pages = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                       -1, 0);
-    if (pages == MAP_FAILED)
-        return false;
-    self->pages = pages;
-    self->pages_bytes = bytes;
-    return true;
-}
-
 static bool create_scratch(hk_model *self, const hk_model_spec *spec)
 {
     for (int i = 0; i < spec->op_count; i++) {
@@ -192,7 +137,7 @@ hk_model *hk_model_create(const hk_model_spec *spec, hk_pool *pool)
     for (; ok && self->buffer_count < spec->buffer_count; self->buffer_count++)
         ok = create_buffer(&self->buffers[self->buffer_count], &spec->buffers[self->buffer_count],
                            spec->max_rows);
-    if (!ok || !create_ropes(self, spec) || !create_stores(self, spec) || !create_scratch(self, spec)) {
+    if (!ok || !create_ropes(self, spec) || !hk_pages_create(&self->pages, spec) || !create_scratch(self, spec)) {
         hk_model_destroy(self);
         return NULL;
     }
@@ -210,14 +155,12 @@ void hk_model_destroy(hk_model *self)
     }
     for (int i = 0; i < self->rope_count; i++)
         free((void *)self->ropes[i].frequencies);
-    if (self->pages)
-        munmap(self->pages, (size_t)self->pages_bytes);
+    hk_pages_destroy(&self->pages);
     free(self->ops);
     free(self->weights);
     free((void *)self->vectors);
     free(self->buffers);
     free(self->ropes);
-    free(self->stores);
     free(self->scratch);
     free(self->blocks);
     free(self);
@@ -381,8 +324,8 @@ static void run_rope(const hk_model *model, const hk_op *op, int64_t rows, int p
 static void run_store(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
 {
     const hk_step *step = model->step;
-    const store *self = &model->stores[op->store];
-    const int64_t head_bytes = HK_PAGE * self->row_bytes, values = self->heads * head_bytes;
+    const hk_pages *pages = &model->pages;
+    const hk_page_store *self = &pages->stores[op->store];
     const int64_t feedback = (int64_t)self->head_size * (self->head_size - 1) / 2; /* floats of a head */
     uint8_t *key = (uint8_t *)(model->scratch + part * model->scratch_floats);
     int64_t first, last;
@@ -390,24 +333,23 @@ static void run_store(const hk_model *model, const hk_op *op, int64_t rows, int 
     for (int64_t item = first; item < last; item++) {
         const int64_t row = item / self->heads, head = item % self->heads, at = head * self->head_size;
         const int32_t position = step->positions[row], inside = position % HK_PAGE;
-        uint8_t *page = model->pages + page_table(step, row)[position / HK_PAGE] * model->page_bytes;
-        uint8_t *dst = page + self->offset + head * head_bytes;
+        uint8_t *keys = hk_page_keys(pages, self, page_table(step, row)[position / HK_PAGE], head);
         float *k = float_row(model, op->src, row) + at;
         if (op->rope >= 0)
             turn_head(model, op, k, row);
-        hk_codec_encode(model->codec, k, self->head_size, of_head(self->key_scale, head, self->head_size),
+        hk_codec_encode(pages->codec, k, self->head_size, of_head(self->key_scale, head, self->head_size),
                         of_head(self->key_feedback, head, feedback), key);
-        hk_strip_put(model->codec, key, self->head_size, inside % HK_LANES,
-                     dst + inside / HK_LANES * HK_LANES * self->row_bytes);
-        hk_codec_encode(model->codec, float_row(model, op->src2, row) + at, self->head_size, NULL, NULL,
-                        dst + values + inside * self->row_bytes);
+        hk_strip_put(pages->codec, key, self->head_size, inside % HK_LANES, hk_page_strip(self, keys, inside));
+        hk_codec_encode(pages->codec, float_row(model, op->src2, row) + at, self->head_size, NULL, NULL,
+                        keys + hk_page_values(self) + inside * self->row_bytes);
     }
 }
 
 static void run_attention(const hk_model *model, const hk_op *op, int part, int parts)
 {
     const hk_step *step = model->step;
-    const store *self = &model->stores[op->store];
+    const hk_pages *pages = &model->pages;
+    const hk_page_store *self = &pages->stores[op->store];
     const int heads = op->heads / self->heads;
     float *scratch = model->scratch + part * model->scratch_floats;
     for (int64_t item = part; item < (int64_t)model->block_count * self->heads; item += parts) {
@@ -425,12 +367,12 @@ static void run_attention(const hk_model *model, const hk_op *op, int part, int 
             .head_size = op->head_size,
             .window = op->window,
             .scale = op->scale,
-            .codec = model->codec,
+            .codec = pages->codec,
             .key_scale = of_head(self->key_scale, head, self->head_size),
-            .base = model->pages,
-            .page_bytes = model->page_bytes,
+            .base = pages->base,
+            .page_bytes = pages->page_bytes,
             .k_offset = keys,
-            .v_offset = keys + HK_PAGE * self->heads * self->row_bytes,
+            .v_offset = keys + hk_page_values(self),
             .row_bytes = self->row_bytes,
             .pages = page_table(step, block->first),
         };
@@ -571,21 +513,19 @@ int64_t hk_model_profile(hk_model *model, const hk_step *step, hk_op_time *times
 
 void hk_model_copy_rows(hk_model *model, int32_t source, int32_t target, int32_t positions)
 {
-    const uint8_t *from = model->pages + source * model->page_bytes;
-    uint8_t *to = model->pages + target * model->page_bytes;
-    for (int i = 0; i < model->store_count; i++) {
-        const store *self = &model->stores[i];
-        const int64_t head_bytes = HK_PAGE * self->row_bytes, strip_bytes = HK_LANES * self->row_bytes;
-        const int64_t strips = positions / HK_LANES * strip_bytes;
-        for (int64_t head = 0; head < self->heads; head++) {
-            const int64_t keys = self->offset + head * head_bytes, values = keys + self->heads * head_bytes;
-            memcpy(to + keys, from + keys, (size_t)strips);
-            if (positions % HK_LANES > 0)
-                hk_strip_copy(model->codec, from + keys + strips, self->head_size, positions % HK_LANES,
-                              to + keys + strips);
-            memcpy(to + values, from + values, (size_t)(positions * self->row_bytes));
-        }
-    }
+    hk_pages_copy(&model->pages, source, target, positions);
+}
+
+void hk_model_read_rows(const hk_model *model, int32_t store, const int32_t *pages, int64_t start, int64_t stop,
+                        uint8_t *rows)
+{
+    hk_pages_read(&model->pages, store, pages, start, stop, rows);
+}
+
+void hk_model_write_rows(hk_model *model, int32_t store, const int32_t *pages, int64_t start, int64_t stop,
+                         const uint8_t *rows)
+{
+    hk_pages_write(&model->pages, store, pages, start, stop, rows);
 }
 
 /* ---- One matmul by itself ------------------------------------------------------------------------ */
