@@ -1,11 +1,12 @@
 // How rows of K and V are kept: the codec of the variant. The entry declares HEAD_SIZE, LANES and
-// `shared vec4 heads[]`.
+// `shared vec4 heads[]`; one that only moves what is stored defines CODEC_STORED and needs no `heads`.
 // A codec is, for units of 16 bytes:
 //   CODEC_VALUES             values of a unit
 //   CODEC_ROTATED            where it rotates: how many neighbouring values together
 //   CODEC_SCALED             where each block of 32 values has a scale, a half
 //   key_quad(unit, i)        quad i of a unit, without the scale
 //   value_quad(plane, first, quad)  a quad of the row that begins with unit `first`, without the scale
+// and, for an entry that defines CODEC_ENCODES:
 //   prepare(feedback, start) where CODEC_PREPARES is defined: called once for a head before the two below
 //   block_scale(first)       the half that a block gets, of the 8 quads of `heads` from `first` on
 //   encode_unit(first, half) the unit of the CODEC_VALUES / 4 quads of `heads` from `first` on
@@ -35,7 +36,7 @@ uvec4 load_unit(Units plane, uint index) {
 #include "codec_tq4.glsl"
 #endif
 
-#ifdef CODEC_ROTATED
+#if defined(CODEC_ROTATED) && !defined(CODEC_STORED)
 #include "rotate.glsl"
 #endif
 

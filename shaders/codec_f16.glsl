@@ -11,6 +11,8 @@ vec4 value_quad(Units plane, uint first, uint quad) {
     return vec4(unpackHalf2x16(halves.x), unpackHalf2x16(halves.y));
 }
 
+#ifdef CODEC_ENCODES
+
 uint half_pair(vec2 x) {
     return half_of_float(x.x) | half_of_float(x.y) << 16;
 }
@@ -19,3 +21,5 @@ uvec4 encode_unit(uint first, uint scale) {
     return uvec4(half_pair(heads[first].xy), half_pair(heads[first].zw), half_pair(heads[first + 1].xy),
                  half_pair(heads[first + 1].zw));
 }
+
+#endif

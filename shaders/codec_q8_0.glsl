@@ -18,6 +18,8 @@ vec4 value_quad(Units plane, uint first, uint quad) {
     return signed_bytes(Words(plane).value[first * 4 + quad]);
 }
 
+#ifdef CODEC_ENCODES
+
 uint block_scale(uint first) {
     float most = 0.0;
     for (uint i = 0; i < 8; i++) {
@@ -45,3 +47,5 @@ uvec4 encode_unit(uint first, uint scale) {
     }
     return unit;
 }
+
+#endif
