@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tierd.backends import library
 from tierd.backends.lowering import Lowering, row_stores
+from tierd.backends.moves import check_move, row_bytes
 from tierd.backends.profile import StepProfile, name_ops
 from tierd.backends.protocol import Logits, LogitsResult
 from tierd.backends.shaping import floats, shapes
@@ -152,6 +153,8 @@ class HostExecutor:
     name = "cpu"
     page_positions = PAGE_POSITIONS
     depth = 1
+    prefill_continues = True
+    rewinds = True
 
     def __init__(
         self,
@@ -168,6 +171,7 @@ class HostExecutor:
         """Use `compile_plan`."""
         self.pages = pages
         self.page_bytes = page_bytes(plan, codec)
+        self.row_bytes = row_bytes(plan, codec)
         self.max_rows = max_rows
         self._pool = pool
         self.vocabulary = plan.vocabulary
@@ -329,6 +333,34 @@ class HostExecutor:
         if source == target or not 0 <= positions <= PAGE_POSITIONS:
             raise ExecutorError(f"{positions} rows cannot be copied from page {source} to page {target}")
         self._lib.hk_model_copy_rows(self._handle, source, target, positions)
+
+    def read_rows(
+        self, layer: int, pages: Sequence[int], start: int, stop: int, out: npt.NDArray[np.uint8]
+    ) -> None:
+        """See `Executor.read_rows`."""
+        self._move(self._lib.hk_model_read_rows, layer, pages, start, stop, out)
+
+    def write_rows(
+        self, layer: int, pages: Sequence[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
+    ) -> None:
+        """See `Executor.write_rows`."""
+        self._move(self._lib.hk_model_write_rows, layer, pages, start, stop, rows)
+
+    def _move(
+        self,
+        function: Any,
+        layer: int,
+        pages: Sequence[int],
+        start: int,
+        stop: int,
+        rows: npt.NDArray[np.uint8],
+    ) -> None:
+        if not self._handle:
+            raise ExecutorError("the executor is closed")
+        check_move(self, layer, pages, start, stop, rows)
+        table = np.array(pages, np.int32)
+        address = library.pointer(rows, "uint8_t *")
+        function(self._handle, layer, library.pointer(table, "int32_t *"), start, stop, address)
 
     def close(self) -> None:
         """See `Executor.close`."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from tierd.backends.moves import check_move
 from tierd.backends.picking import check_draws, pick
 from tierd.backends.protocol import Executor, Logits, LogitsResult
 from tierd.core import Batch, Chunk, Draw
@@ -26,6 +26,9 @@ from tierd.progress import Progress
 
 _EMPTY = -1
 _JUNK = -2  # of a failed step, or in the place of a token that was not drawn
+_ROW_BYTES = 8
+
+_Outcome = tuple[Logits, tuple[int | None, ...]] | BaseException
 
 
 class NullExecutor:
@@ -33,8 +36,14 @@ class NullExecutor:
 
     page_bytes: what it says that a page takes.
     depth: with more than 1 it draws tokens, but only where that takes no chance and no adjusted logits.
-    before_step: called in `collect` with the batch; may wait, and may raise to play a fault.
+    before_step: called with each batch before it runs, in `collect` or in a move of rows that goes behind it;
+    may wait, and may raise to play a fault.
+    prefill_continues, rewinds: see Executor; where one is False, what that rules out is a fault.
+
+    It has one layer, in which a row is its token.
     """
+
+    row_bytes: tuple[int, ...] = (_ROW_BYTES,)
 
     def __init__(
         self,
@@ -47,6 +56,8 @@ class NullExecutor:
         vocabulary: int = 258,
         depth: int = 1,
         before_step: Callable[[Batch], None] | None = None,
+        prefill_continues: bool = True,
+        rewinds: bool = True,
     ) -> None:
         self.name = name
         self.pages = pages
@@ -55,12 +66,15 @@ class NullExecutor:
         self.max_rows = max_rows
         self.vocabulary = vocabulary
         self.depth = depth
+        self.prefill_continues = prefill_continues
+        self.rewinds = rewinds
         self._before_step = before_step
-        self.row_bytes: tuple[int, ...] = (8,)
         self._tokens = np.full((pages, page_positions), _EMPTY, dtype=np.int64)
+        self._passed = [0] * pages  # positions of the sequence that begins in a page
         self._submitted: deque[Batch] = deque()  # and not collected
+        self._results: deque[_Outcome] = deque()  # of those of them that have run
         self._previous = Batch(())  # submitted last
-        self._drawn: tuple[int | None, ...] = ()  # for the rows of the step that was collected last
+        self._drawn: tuple[int | None, ...] = ()  # for the rows of the step that ran last
         self._valid: deque[Logits] = deque()  # results that may still be looked at
         self._closed = False
 
@@ -71,29 +85,25 @@ class NullExecutor:
         if len(self._submitted) >= self.depth:
             raise ExecutorError(f"a step was submitted while {self.depth} are in flight")
         self._check(batch)
+        for chunk in batch.chunks:
+            for first in chunk.pages[:1]:
+                self._passed[first] = chunk.start + len(chunk.tokens)
         self._submitted.append(batch)
         self._previous = batch
 
     def collect(self) -> LogitsResult:
         """Run the oldest step: write its tokens into their pages, hash each row's history from there."""
-        batch = self._submitted[0]
-        drawn, self._drawn = self._drawn, (None,) * batch.logit_rows
+        if not self._results:
+            self._run_next()
+        self._submitted.popleft()
+        result = self._results.popleft()
         if len(self._valid) == self.depth:
             self._valid.popleft().fill(np.nan)
-        try:
-            if self._before_step is not None:
-                self._before_step(batch)
-            logits = self._logits(batch, drawn)
-        except BaseException:
-            for chunk in batch.chunks:
-                self._store(replace(chunk, tokens=(_JUNK,) * len(chunk.tokens)))
-            raise
-        finally:
-            self._submitted.popleft()
+        if isinstance(result, BaseException):
+            raise result
+        logits, drawn = result
         self._valid.append(logits)
-        if self.depth > 1:
-            self._drawn = tuple(map(_draw, batch.draws, logits))
-        return LogitsResult(logits, self._drawn)
+        return LogitsResult(logits, drawn)
 
     def run(self, batch: Batch) -> Logits:
         """Submit a batch and collect it: its logits, shape (batch.logit_rows, vocabulary)."""
@@ -117,22 +127,29 @@ class NullExecutor:
         if source == target or len(rows) != positions or (rows < 0).any():
             raise ExecutorError(f"{positions} rows cannot be copied from page {source} to page {target}")
         self._tokens[target, :positions] = rows
+        self._passed[target] = positions
 
     def read_rows(
-        self, layer: int, pages: Ordered[int], start: int, stop: int, out: npt.NDArray[np.uint8]
+        self, layer: int, pages: Sequence[int], start: int, stop: int, out: npt.NDArray[np.uint8]
     ) -> None:
-        """See Executor. A row is its token, 8 bytes. Rows that were never fed are a fault."""
-        tokens = self._tokens[self._places(layer, pages, start, stop)]
-        if (tokens < 0).any():
-            raise ExecutorError(f"rows of positions {start} to {stop - 1} were never fed")
-        out[...] = tokens.astype("<i8")[:, None].view(np.uint8)
+        """See Executor.read_rows. Rows that were never fed are a fault."""
+        self._settle(layer, pages, start, stop, out)
+        rows = self._tokens[list(pages)].reshape(-1)[start:stop]
+        if (rows < 0).any():
+            raise ExecutorError(f"position {start + int(np.argmax(rows < 0))} was never fed")
+        out[...] = rows.view(np.uint8).reshape(out.shape)
 
     def write_rows(
-        self, layer: int, pages: Ordered[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
+        self, layer: int, pages: Sequence[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
     ) -> None:
-        """See Executor."""
-        places = self._places(layer, pages, start, stop)
-        self._tokens[places] = np.ascontiguousarray(rows).view("<i8")[:, 0]
+        """See Executor.write_rows. Bytes that are no token are a fault."""
+        self._settle(layer, pages, start, stop, rows)
+        tokens = rows.view(np.int64).reshape(-1)
+        if ((tokens < 0) | (tokens >= self.vocabulary)).any():
+            raise ExecutorError(f"rows {start} to {stop - 1} are not those of {self.vocabulary} tokens")
+        self._store(Chunk(tokens.tolist(), start, pages))
+        for first in pages[:1]:
+            self._passed[first] = stop
 
     def close(self) -> None:
         """Refuse all further steps."""
@@ -144,17 +161,6 @@ class NullExecutor:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
-
-    def _places(
-        self, layer: int, pages: Ordered[int], start: int, stop: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return where positions of a sequence are: pages, and places in them."""
-        if self._closed or layer != 0 or not 0 <= start < stop <= len(pages) * self.page_positions:
-            raise ExecutorError(f"layer {layer}, positions {start} to {stop - 1} of {len(pages)} pages")
-        for page in pages:
-            self._check_page(page)
-        positions = np.arange(start, stop)
-        return np.array(pages)[positions // self.page_positions], positions % self.page_positions
 
     def _check(self, batch: Batch) -> None:
         if not 0 < batch.rows <= self.max_rows:
@@ -171,6 +177,13 @@ class NullExecutor:
             self._check_tokens(chunk)
             if any(not 0 <= offset < len(chunk.tokens) for offset in chunk.logit_rows):
                 raise ExecutorError(f"logit rows {chunk.logit_rows} of a chunk of {len(chunk.tokens)} tokens")
+            self._check_order(chunk)
+
+    def _check_order(self, chunk: Chunk) -> None:
+        if chunk.start and len(chunk.tokens) > 1 and not self.prefill_continues:
+            raise ExecutorError(f"position {chunk.start} continues a prompt, which this device cannot do")
+        if 0 < chunk.start < self._passed[chunk.pages[0]] and not self.rewinds:
+            raise ExecutorError(f"position {chunk.start} was passed already, and this device cannot rewind")
 
     def _check_page(self, page: int) -> None:
         if not 0 <= page < self.pages:
@@ -181,6 +194,33 @@ class NullExecutor:
         for token in chunk.tokens:
             if not lowest <= token < self.vocabulary:
                 raise ExecutorError(f"token {token} does not exist; there are {self.vocabulary}")
+
+    def _settle(
+        self, layer: int, pages: Sequence[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
+    ) -> None:
+        """Run all that was submitted: rows move behind it."""
+        if self._closed:
+            raise ExecutorError("rows were moved after the executor was closed")
+        check_move(self, layer, pages, start, stop, rows)
+        while len(self._results) < len(self._submitted):
+            self._run_next()
+
+    def _run_next(self) -> None:
+        """Run the oldest step that has not run. With what it fails is for `collect` to tell."""
+        batch = self._submitted[len(self._results)]
+        drawn, self._drawn = self._drawn, (None,) * batch.logit_rows
+        try:
+            if self._before_step is not None:
+                self._before_step(batch)
+            logits = self._logits(batch, drawn)
+        except BaseException as error:
+            for chunk in batch.chunks:
+                self._store(replace(chunk, tokens=(_JUNK,) * len(chunk.tokens)))
+            self._results.append(error)
+            return
+        if self.depth > 1:
+            self._drawn = tuple(map(_draw, batch.draws, logits))
+        self._results.append((logits, self._drawn))
 
     def _logits(self, batch: Batch, drawn: tuple[int | None, ...]) -> Logits:
         """Feed a batch whose tokens below 0 stand for what was drawn."""

@@ -83,6 +83,8 @@ class Executor(Protocol):
     heads, each in the codec's bytes. They are the same whatever the executor.
     depth: how many steps may be submitted and not collected. With more than 1 it draws tokens, and a step may
     refer to those of the step before.
+    prefill_continues: whether a prompt may be fed in chunks. rewinds: whether rows may be fed at positions
+    that the sequence has passed already.
     """
 
     name: str
@@ -93,6 +95,8 @@ class Executor(Protocol):
     vocabulary: int
     row_bytes: tuple[int, ...]
     depth: int
+    prefill_continues: bool
+    rewinds: bool
 
     def submit(self, batch: Batch) -> None:
         """Take a batch over, to be fed when those before it are done. Never blocks.
@@ -110,8 +114,9 @@ class Executor(Protocol):
     def copy_rows(self, source: int, target: int, positions: int) -> None:
         """Copy the K/V of a page's first positions, every layer, into another page, before the next step.
 
-        Called from the engine thread while no step in flight writes these rows of the source or knows the
-        target, and none at all is where `depth` is 1; takes no longer than a page's bytes need to be copied.
+        Called from the engine thread while no step in flight and no `write_rows` writes these rows of the
+        source or knows the target, and no step at all is in flight where `depth` is 1; takes no longer than a
+        page's bytes need to be copied.
         """
 
     def read_rows(
@@ -119,10 +124,11 @@ class Executor(Protocol):
     ) -> None:
         """Copy K and V of positions start to stop - 1 of a layer out of a sequence's pages.
 
-        As they are once the steps that were submitted are done.
+        As they are once the steps that were submitted, and the copies that were asked for, are done.
 
-        layer: an index into `row_bytes`. out: shape (stop - start, row_bytes[layer]), at most MOVE_BYTES.
-        Called from the runner thread, may wait, with the GIL released. Raises ExecutorError and DeviceError.
+        layer: an index into `row_bytes`. out: dense, shape (stop - start, row_bytes[layer]), at most
+        MOVE_BYTES. Called from the runner thread, may wait, with the GIL released. Raises ExecutorError and
+        DeviceError.
         """
 
     def write_rows(

@@ -1,33 +1,25 @@
-"""What is copied from one region to another, in numbers."""
+"""How large what is copied from one region to another is, in numbers."""
 
 from __future__ import annotations
 
 import pytest
 
-from tierd.backends.resident.regions import copies
+from tierd.backends.resident.regions import RegionPlanes, strip_bytes
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import RowStore
 
-STORE = RowStore(layer=0, heads=2, head_size=64)
+
+@pytest.mark.parametrize(
+    ("codec", "quants", "scales"),
+    [("f16", 32 * 128, 0), ("q8_0", 32 * 64, 32 * 4), ("tq4", 32 * 32, 32 * 4)],
+)
+def test_a_strip_has_32_rows_of_one_head(codec: str, quants: int, scales: int) -> None:
+    store = RowStore(layer=0, heads=3, head_size=64)
+    assert strip_bytes(store, KV_CODECS[codec]) == RegionPlanes(quants, scales)
 
 
-@pytest.mark.parametrize(("codec", "widths"), [("f16", [128, 128]), ("q8_0", [64, 64, 4, 4])])
-def test_copies_are_rows_of_each_head(codec: str, widths: list[int]) -> None:
-    """widths: bytes of a row of a head, by plane; keys come by strips of 32."""
-    whole = list(copies(STORE, KV_CODECS[codec], (3, 64), source=1, target=2, positions=33))
-    rows = [64, 33] * (len(whole) // 4)
-    assert [size for _, _, size in whole] == [
-        rows[plane] * width for plane, width in enumerate(widths) for _ in range(STORE.heads)
-    ]
-    start = 0
-    for plane, width in enumerate(widths):
-        for head, (source, target, _) in enumerate(whole[2 * plane : 2 * plane + 2]):
-            assert source == start + (1 * 2 + head) * 64 * width
-            assert target == start + (2 * 2 + head) * 64 * width
-        start += 3 * 2 * 64 * width
-
-
-@pytest.mark.parametrize("codec", ["f16", "q8_0", "tq4"])
-def test_no_rows_are_no_copies(codec: str) -> None:
-    assert list(copies(STORE, KV_CODECS[codec], (3, 64), source=0, target=1, positions=0)) == []
-    assert len(list(copies(STORE, KV_CODECS[codec], (3, 64), source=0, target=1, positions=1))) >= 4
+@pytest.mark.parametrize(("codec", "head_size"), [("f16", 8), ("f16", 40), ("q8_0", 32), ("tq4", 32)])
+def test_planes_of_a_strip_are_whole_units(codec: str, head_size: int) -> None:
+    """So that what is copied, in any plane, begins and ends with one."""
+    strip = strip_bytes(RowStore(layer=0, heads=1, head_size=head_size), KV_CODECS[codec])
+    assert strip.quants % 16 == strip.scales % 16 == 0

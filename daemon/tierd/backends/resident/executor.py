@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from tierd.backends.moves import check_move, row_bytes
 from tierd.backends.picking import check_draws, measure
 from tierd.backends.protocol import Logits
 from tierd.backends.resident import regions
@@ -22,6 +24,7 @@ from tierd.backends.resident.profile import StepProfile, name_dispatches
 from tierd.backends.resident.program import Pipelines, Recording, Sequencer
 from tierd.backends.resident.split import Split
 from tierd.backends.resident.step_block import StepBlock, block_bytes, rows_of
+from tierd.backends.resident.transfers import Transfers
 from tierd.backends.vkapi import Commands, Device, Role
 from tierd.core import Batch, Draw, TokenLogprobs
 from tierd.errors import DeviceLostError, DeviceTimeoutError, ExecutorError
@@ -137,6 +140,8 @@ class ResidentExecutor:
 
     name = "gpu"
     depth = SEATS
+    prefill_continues = True
+    rewinds = True
 
     def __init__(
         self,
@@ -155,6 +160,7 @@ class ResidentExecutor:
         self.pages = shape.regions
         self.page_positions = shape.positions
         self.page_bytes = regions.region_bytes(lowering.stores.values(), codec, shape.positions)
+        self.row_bytes = row_bytes(plan, codec)
         self.max_rows = shape.max_rows
         self._device = device
         self._pipelines = pipelines
@@ -168,8 +174,15 @@ class ResidentExecutor:
         self._flights: deque[_Flight] = deque()
         self._submitted = 0
         self._drawable = 0
-        self._copies: list[tuple[int, int, int]] = []
-        self._copying: list[tuple[int, Commands]] = []
+        self._transfers = Transfers(
+            device,
+            pipelines,
+            memory,
+            list(lowering.stores.values()),
+            codec,
+            shape=shape,
+            wait=self._wait,
+        )
         try:
             for seat in self._seats:
                 self._record_all(seat)
@@ -207,7 +220,7 @@ class ResidentExecutor:
         flight = self._flights[0]
         try:
             self._wait(flight.value)
-            self._forget_copies(flight.value)
+            self._transfers.forget_copies(flight.value)
             if not flight.draws:
                 return ResidentResult((), self._all_rows(flight))
             return self._result(flight)
@@ -232,19 +245,36 @@ class ResidentExecutor:
             raise ExecutorError(f"rows cannot be copied from region {source} to region {target}")
         if not 0 <= positions <= self.page_positions:
             raise ExecutorError(f"{positions} rows do not lie in a region of {self.page_positions}")
-        self._copies.append((source, target, positions))
+        self._transfers.copy(source, target, positions)
+
+    def read_rows(
+        self, layer: int, pages: Sequence[int], start: int, stop: int, out: npt.NDArray[np.uint8]
+    ) -> None:
+        """See `Executor.read_rows`."""
+        region = self._region_of(layer, pages, start, stop, out)
+        if len(out):
+            self._transfers.read(layer, region, start, out)
+
+    def write_rows(
+        self, layer: int, pages: Sequence[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
+    ) -> None:
+        """See `Executor.write_rows`."""
+        region = self._region_of(layer, pages, start, stop, rows)
+        if len(rows):
+            self._transfers.write(layer, region, start, rows)
 
     def close(self) -> None:
         """See `Executor.close`. Waits for what was submitted; with a device that was given up all is left."""
-        if self._flights and not self._device.abandoned:
-            self._wait(self._flights[-1].value)
+        last = max([*(flight.value for flight in self._flights), self._transfers.last])
+        if last and not self._device.abandoned:
+            self._wait(last)
         self._flights.clear()
         if self._device.abandoned:
             return
         for seat in self._seats:
             seat.close()
         self._seats.clear()
-        self._forget_copies(self._copying[-1][0] if self._copying else 0)
+        self._transfers.forget_copies(last)
         self._memory.close()
 
     def _launch(self, batch: Batch, *, timed: bool) -> tuple[Size, Recording]:
@@ -267,7 +297,7 @@ class ResidentExecutor:
             raise ExecutorError(f"{len(selection)} rows are to be drawn from; {most} are possible")
         first = selection[:most]
         seat = self._seats[self._submitted % SEATS]
-        self._copy()
+        self._transfers.submit_copies()
         seat.block.write(rows, first, self._split.count(batch.rows, int(rows[:, 1].max())))
         needed = seat.draws.write(batch.draws or (Draw(),) * len(first))
         size = Size(smallest(batch.rows, self.max_rows), smallest(len(first), most))
@@ -292,6 +322,15 @@ class ResidentExecutor:
             if draw.top_logprobs is not None and row not in rows
         }
         return ResidentResult(drawn, rows, told)
+
+    def _region_of(
+        self, layer: int, pages: Sequence[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
+    ) -> int:
+        """Return the region whose rows are to move. Raises ExecutorError for what does not fit."""
+        if len(pages) != 1:
+            raise ExecutorError(f"rows lie in regions {list(pages)}; one is needed")
+        check_move(self, layer, pages, start, stop, rows)
+        return pages[0]
 
     def _wait(self, value: int) -> None:
         """Wait for a value. A device that does not signal it in time, or is lost, is given up."""
@@ -324,27 +363,6 @@ class ResidentExecutor:
             for row, logits in self._read(seat, range(len(part))).items():
                 rows[start + row] = logits.copy() if len(selection) > most else logits
         return rows
-
-    def _copy(self) -> None:
-        """Submit the copies of rows that were asked for."""
-        if not self._copies:
-            return
-        recorder = self._device.recorder()
-        shape = (self._shape.regions, self._shape.positions)
-        for source, target, positions in self._copies:
-            for store in self._lowering.stores.values():
-                buffer = self._memory.rows[store.layer]
-                parts = regions.copies(store, self._codec, shape, source, target, positions)
-                recorder.copy(buffer, buffer, parts)
-            recorder.barrier()
-        commands = recorder.finish()
-        self._copying.append((self._device.submit(commands), commands))
-        self._copies.clear()  # not before: the pages may be looked at even if this step fails
-
-    def _forget_copies(self, value: int) -> None:
-        """Close the recordings of copies that were done by the time a value was signalled."""
-        while self._copying and self._copying[0][0] <= value:
-            self._copying.pop(0)[1].close()
 
     def _sizes(self) -> list[Size]:
         selected = classes(self._shape.selected)

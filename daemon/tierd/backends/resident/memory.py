@@ -129,7 +129,7 @@ class Activations:
 
 
 class ModelMemory:
-    """All buffers of a model on a device, and where everything is. rows: of K and V, by layer."""
+    """All buffers of a model on a device, and where everything is."""
 
     def __init__(
         self,
@@ -146,7 +146,6 @@ class ModelMemory:
         self._device = device
         self._uploading = uploading
         self._buffers: list[Buffer] = []
-        self.rows: dict[int, Buffer] = {}
         try:
             self.places = self._build(demand, image, codec, shape, shapes)
         except BaseException:
@@ -235,7 +234,7 @@ class ModelMemory:
 
     def _rows(self, store: RowStore, codec: KVCodec, shape: Shape) -> RowPlanes:
         planes = plane_bytes(store, codec, shape.regions, shape.positions)
-        buffer = self.rows[store.layer] = self.buffer(2 * (planes.quants + planes.scales), Role.DEVICE)
+        buffer = self.buffer(2 * (planes.quants + planes.scales), Role.DEVICE)
         k, v = buffer.address, buffer.address + planes.quants
         scales = v + planes.quants
         if not planes.scales:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tierd.errors import UnsupportedCodecError, UnsupportedModelError
@@ -14,9 +15,9 @@ from tierd.models.plan import RowStore
 
 # Positions of a region come in whole attention tiles.
 TILE = 64
-# Positions whose keys lie interleaved.
+# Positions whose keys lie interleaved. Those of any plane lie in one piece.
 STRIP = 32
-_UNIT = 16
+UNIT = 16
 _SCALE = 2
 _F16_HEAD_MULTIPLE = 8
 _LARGEST_HEAD = 1024
@@ -57,23 +58,6 @@ def region_bytes(stores: Iterable[RowStore], codec: KVCodec, positions: int) -> 
     return sum(2 * store.heads * positions * codec.row_bytes(store.head_size) for store in stores)
 
 
-def copies(
-    store: RowStore, codec: KVCodec, shape: tuple[int, int], source: int, target: int, positions: int
-) -> Iterator[tuple[int, int, int]]:
-    """Yield the (offset, offset, bytes) in a layer's buffer that take rows from one region to another.
-
-    shape: (regions, positions) of the buffer, its planes in the order of `ModelMemory`. positions: how many
-    rows, from the first one on; keys come in whole strips, so that some of the rows behind change as well.
-    """
-    if not positions:
-        return
-    regions, length = shape
-    planes = plane_bytes(store, codec, regions, length)
-    strips = -(-positions // STRIP) * STRIP
-    start = 0
-    for size, rows in zip(2 * [planes.quants] + 2 * [planes.scales], 2 * [strips, positions], strict=True):
-        row = size // (regions * store.heads * length)
-        for head in range(store.heads if row else 0):
-            first, second = ((region * store.heads + head) * length * row for region in (source, target))
-            yield start + first, start + second, rows * row
-        start += size
+def strip_bytes(store: RowStore, codec: KVCodec) -> RegionPlanes:
+    """Return the bytes of one head's strip: what is copied between regions comes in whole ones."""
+    return plane_bytes(dataclasses.replace(store, heads=1), codec, 1, STRIP)
