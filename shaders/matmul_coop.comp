@@ -46,7 +46,7 @@ void multiply(uint copy) {
 // Write the sums, by way of shared memory: which of a matrix's values a lane has is not known.
 void store_sums() {
     uint start = gl_SubgroupID * M * SUM_STRIDE;
-    for (uint cell = 0; cell < DOWN * ACROSS; cell++) {
+    [[unroll]] for (uint cell = 0; cell < DOWN * ACROSS; cell++) {
         uint row = team_row + cell / ACROSS * M;
         uint output_ = gl_WorkGroupID.x * TILE_OUTPUTS + team_output + cell % ACROSS * N;
         coopMatStore(sum[cell], tile, start, SUM_STRIDE, gl_CooperativeMatrixLayoutRowMajor);

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.vkapi.devices import AMD_RESIZABLE_BAR, LAVAPIPE_26, NVIDIA_RESIZABLE_BAR
+from backends.vkapi.devices import AMD_RESIZABLE_BAR, LAVAPIPE_26, NVIDIA_RESIZABLE_BAR, device
 from device_matmul import FLOAT_LAYOUTS, FORMATS, Case, Quantised
 from gpu import Gpu
 from tierd.backends.resident.matmuls import Form, form_of
@@ -102,7 +102,15 @@ def test_the_form_follows_the_device(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    "facts", [NVIDIA_RESIZABLE_BAR, AMD_RESIZABLE_BAR, LAVAPIPE_26], ids=lambda f: f.name
+    "facts",
+    [
+        NVIDIA_RESIZABLE_BAR,
+        AMD_RESIZABLE_BAR,
+        LAVAPIPE_26,
+        device("narrow", heaps=[], types=[], subgroup=8, matrices=((16, 16, 16),)),
+        device("half as wide", heaps=[], types=[], subgroup=16, matrices=((8, 16, 16),)),
+    ],
+    ids=lambda facts: facts.name,
 )
 @pytest.mark.parametrize(("layout", "terms"), [("q4", 1), ("q6", 2), ("bf16", 0)])
 def test_all_tiles_are_on_cooperative_matrices_once_they_are_used(
@@ -124,6 +132,9 @@ def test_all_tiles_are_on_cooperative_matrices_once_they_are_used(
     assert form.rows % constants["TEAM_ROWS"] == constants["TEAM_ROWS"] % constants["M"] == 0
     assert form.outputs % constants["TEAM_OUTPUTS"] == constants["TEAM_OUTPUTS"] % constants["N"] == 0
     assert 32 % constants["K"] == 0
+    units = 2 * (form.rows + form.outputs) * 5  # of 16 bytes: two copies of a tile, which sums leave through
+    assert units * 16 + form.rows * 4 <= 32 << 10
+    assert teams * constants["M"] * (constants["N"] // 4 + 1) <= units
 
 
 @pytest.mark.parametrize("blocks", [3, 4, 8, 18, 20, 48, 64, 77, 344])

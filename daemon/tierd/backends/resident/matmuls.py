@@ -22,9 +22,10 @@ FEW_ROWS = (1, 2, 4, 8)
 _LANES = 32
 # Most products of a block and a row that code without loops is written out for.
 _UNROLLED = 64
-# The tile of a group on cooperative matrices, and its lanes.
+# The tile of a group on cooperative matrices, and the most lanes and subgroups it has: sums leave by way of
+# shared memory, one matrix of each subgroup at a time.
 _MATRIX_ROWS, _MATRIX_OUTPUTS = 64, 128
-_MATRIX_LANES = 256
+_MATRIX_LANES, _MATRIX_TEAMS = 256, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,10 @@ def form_of(facts: DeviceFacts, layout: str, *, terms: int, blocks: int, rows: i
 def _on_matrices(facts: DeviceFacts, layout: str, matrix: MatrixShape, lines: int) -> Form:
     """Return the form on cooperative matrices, its tile shared among subgroups, two or four of them down."""
     subgroup = facts.limits.subgroup
-    teams = _MATRIX_LANES // subgroup
+    teams = min(_MATRIX_LANES // subgroup, _MATRIX_TEAMS)
     rows = _MATRIX_ROWS // (2 if teams <= 8 else 4)
     constants = {
-        "LANES": _MATRIX_LANES,
+        "LANES": teams * subgroup,
         "TERMS": lines,
         "TILE_ROWS": _MATRIX_ROWS,
         "TILE_OUTPUTS": _MATRIX_OUTPUTS,
