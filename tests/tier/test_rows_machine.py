@@ -1,4 +1,4 @@
-"""Regions, claims and the bank together, over devices whose rows tell what they are.
+"""Regions, claims, the bank and its files together, over devices whose rows tell what they are.
 
 A row holds its model, its position and the hash of all tokens up to there, as K/V depends on all of them.
 Regions that change hands are spoilt first, so that whoever is given rows that were lost reads junk.
@@ -7,25 +7,29 @@ Regions that change hands are spoilt first, so that whoever is given rows that w
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 
+from manual_spill import ManualSpill
 from tierd.kv.bank import Bank, Banked
 from tierd.tier.regions import Claim, Regions
 
@@ -34,7 +38,9 @@ ROW_BYTES = {"large": (8, 24), "small": (8,)}
 POSITIONS = 24
 SLICE = 4  # positions that a move carries at a time
 ROOM = 40 * sum(ROW_BYTES["large"])
+FILES = 5000
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=10)
+LONG = st.lists(st.integers(0, 2), min_size=6, max_size=12)
 
 Rows = npt.NDArray[np.uint8]
 
@@ -130,37 +136,70 @@ def shared(a: list[int], b: list[int]) -> int:
     return max(n for n in range(min(len(a), len(b)) + 1) if a[:n] == b[:n])
 
 
+def flip(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-20] + bytes([content[-20] ^ 4]) + content[-19:])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def disown(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"run": "here"', b'"run": "away"'))
+
+
+HARMS = {"flipped": flip, "cut": cut, "foreign": disown, "gone": Path.unlink}
+FATES = st.sampled_from(["fine", "fine", "fine", "fails", "full", *HARMS])
+
+
 class RowsMachine(RuleBasedStateMachine):
     """What an engine may do with regions and the bank, in any order."""
 
-    steps: ClassVar[int] = 0
-    seen: ClassVar[Counter[str]] = Counter()
+    steps: ClassVar[int]
+    seen: ClassVar[Counter[str]]
 
     def __init__(self) -> None:
         super().__init__()
-        self.dropped: list[Banked] = []
-        self.bank = Bank(ROOM, on_drop=self.note_drop)
+        self.spill = self.open_spill()
+        self.bank = Bank(ROOM, on_drop=self.note_drop, spill=self.spill)
         self.books = {model: Books(Regions(count), Device(model)) for model, count in MODELS.items()}
         self.moves: list[Move] = []
         self.kept: dict[Banked, list[int]] = {}  # parked entries that must be found, with their tokens
         self.lost = 0  # entries that were dropped
 
+    def open_spill(self) -> ManualSpill | None:
+        return None
+
+    def write_all(self) -> None:
+        """Let the writer do what it has to do."""
+
     def note_drop(self, entry: Banked) -> None:
         assert entry in self.kept, "dropped, though it was never kept, or is live"
-        assert not entry.pins
+        assert entry.damaged or not entry.pins
         del self.kept[entry]
         self.lost += 1
-        self.seen["dropped"] += 1
+        self.seen["damaged" if entry.damaged else "dropped"] += 1
 
     # ---- What may happen
+
+    @initialize(ended=st.lists(st.tuples(st.sampled_from(sorted(MODELS)), LONG), max_size=12))
+    def begin_with(self, ended: list[tuple[str, list[int]]]) -> None:
+        """Conversations that ended before lie in the bank."""
+        for model, tokens in ended:
+            entry = self.open(model, len(tokens))
+            if entry is not None:
+                for index, layer in enumerate(entry.layers):
+                    layer[:] = rows(model, tokens, index)
+                self.keep(entry, tokens)
+            self.write_all()
 
     @rule(data=st.data(), model=st.sampled_from(sorted(MODELS)), tail=TOKENS)
     def come(self, data: st.DataObject, model: str, tail: list[int]) -> None:
         """A prompt comes that is new, or goes on from or branches off something that was fed before."""
-        known = [[]]
-        known += [*self.books[model].claims.values()]
-        known += [tokens for entry, tokens in self.kept.items() if entry.model == model]
-        known += [stream.tokens for stream in self.books[model].streams]
+        here = [*self.books[model].claims.values(), *(s.tokens for s in self.books[model].streams)]
+        there = [tokens for entry, tokens in self.kept.items() if entry.model == model]
+        known = data.draw(st.sampled_from([known for known in ([[]], here, there) if known]))
         before = data.draw(st.sampled_from(known))
         cut = data.draw(st.integers(0, min(3, len(before))))
         self.arrive(model, [*before[: len(before) - cut], *tail][:POSITIONS])
@@ -189,6 +228,9 @@ class RowsMachine(RuleBasedStateMachine):
         else:
             if banked is not None:
                 self.bank.pin(banked[0])
+                if not self.fetch(banked[0]):
+                    self.bank.unpin(banked[0])
+                    banked = None
             region = self.region_for(stream)
             if banked is not None and region is None:
                 self.bank.unpin(banked[0])
@@ -309,6 +351,9 @@ class RowsMachine(RuleBasedStateMachine):
             self.bank.close(move.entry)
             self.seen["overtaken"] += 1
             return
+        if move.stream is not None and not move.entry.in_memory:
+            self.wait_for_file(data, move, move.stream)
+            return
         stop = min(move.done + SLICE, len(move.tokens))
         if move.stream is not None:
             assert not move.entry.dropped
@@ -319,6 +364,19 @@ class RowsMachine(RuleBasedStateMachine):
         if stop == len(move.tokens):
             self.moves.remove(move)
             self.arrived(books, move)
+
+    def wait_for_file(self, data: st.DataObject, move: Move, stream: Stream) -> None:
+        assert move.entry.fetching != move.entry.dropped
+        if move.entry.fetching:
+            self.work(data.draw(FATES))
+        if move.entry.dropped:
+            self.moves.remove(move)
+            self.bank.unpin(move.entry)
+            stream.arriving = False
+            self.feed(stream)
+
+    def work(self, fate: str) -> None:
+        """The writer is through with its job, if it has one."""
 
     def arrived(self, books: Books, move: Move) -> None:
         if move.stream is not None:
@@ -407,16 +465,26 @@ class RowsMachine(RuleBasedStateMachine):
         return any(move.claim == claim for move in self.moves)
 
     def open(self, model: str, positions: int, *, live: bool = False) -> Banked | None:
-        parked = sum(entry.bytes for entry in self.kept if not entry.pins)
-        wanted = positions * sum(ROW_BYTES[model])
-        possible = self.bank.used - parked + wanted <= self.bank.limit
+        possible = self.there_is_room(positions * sum(ROW_BYTES[model]))
         before = len(self.kept)
         entry = self.bank.open(model, "device", ROW_BYTES[model], positions, live=live)
         assert (entry is not None) == possible
         if entry is None:
             assert len(self.kept) == before
             self.seen["no room"] += 1
+        elif len(self.kept) < before:
+            assert not any(entry.droppable and entry.in_memory and entry.path for entry in self.kept)
         return entry
+
+    def there_is_room(self, wanted: int) -> bool:
+        parked = sum(entry.bytes for entry in self.kept if entry.in_memory and not entry.pins)
+        return self.bank.used - parked + wanted <= self.bank.limit
+
+    def fetch(self, entry: Banked) -> bool:
+        possible = entry.in_memory or entry.fetching or self.there_is_room(entry.bytes)
+        assert self.bank.fetch(entry) == possible
+        self.seen["fetched"] += possible and not entry.in_memory
+        return possible
 
     def keep(self, entry: Banked, tokens: list[int]) -> None:
         self.bank.keep(entry, tokens)
@@ -445,7 +513,7 @@ class RowsMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_step_is_counted(self) -> None:
-        RowsMachine.steps += 1
+        type(self).steps += 1
 
     @invariant()
     def no_region_is_owned_twice_or_lost(self) -> None:
@@ -498,7 +566,7 @@ class RowsMachine(RuleBasedStateMachine):
             assert entry.tokens == tokens
         read = [(move.entry, move.tokens) for move in self.moves if move.stream is not None]
         for entry, tokens in (*self.kept.items(), *live.items(), *read):
-            assert not entry.dropped
+            assert not entry.dropped or entry.damaged
             for index, layer in enumerate(entry.layers):
                 assert np.array_equal(layer[: len(tokens)], rows(entry.model, tokens, index))
 
@@ -510,19 +578,95 @@ class RowsMachine(RuleBasedStateMachine):
         held = [*self.kept, *(s.entry for s in self.streams() if s.entry is not None)]
         held += [move.entry for move in self.moves if move.stream is None]
         assert len(set(held)) == len(held)
-        closing = {move.entry for move in self.moves if move.stream is not None and move.entry.closing}
+        closing = {entry for entry in self.bank.entries if entry.closing}
         assert not closing & set(held)
+        assert all(entry.pins for entry in closing)
         assert set(self.bank.entries) == closing | set(held)
-        assert self.bank.used == sum(entry.bytes for entry in self.bank.entries) <= self.bank.limit
-        assert all(entry.bytes == sum(layer.nbytes for layer in entry.layers) for entry in self.bank.entries)
+        in_memory = [(entry, entry.layers or entry.incoming) for entry in self.bank.entries]
+        in_memory = [(entry, layers) for entry, layers in in_memory if layers]
+        assert all(entry.bytes == sum(layer.nbytes for layer in layers) for entry, layers in in_memory)
+        assert self.bank.used == sum(entry.bytes for entry, _ in in_memory) <= self.bank.limit
         assert self.bank.dropped == self.lost
 
 
-def test_rows_are_nobody_elses_and_never_lost() -> None:
+class FilesMachine(RowsMachine):
+    """The bank has files, of which some get lost; a writer does its jobs when it pleases."""
+
+    def open_spill(self) -> ManualSpill:
+        self.folder = tempfile.TemporaryDirectory()
+        return ManualSpill(Path(self.folder.name), FILES)
+
+    def write_all(self) -> None:
+        while self.spill is not None and self.spill.job is not None:
+            self.bank.settle(self.spill.finish())
+            self.seen["written"] += 1
+
+    @precondition(lambda self: self.spill.job is not None)
+    @rule(fate=FATES)
+    def work(self, fate: str) -> None:
+        """The writer is through with its job; a file may have come to harm before it is read."""
+        spill, before = self.spill, self.lost
+        assert spill is not None
+        assert spill.job is not None
+        reads, path = spill.job.reads, spill.job.path
+        closing = {entry for entry in self.bank.entries if entry.closing}
+        harmed = reads and fate in HARMS
+        if harmed:
+            HARMS[fate](path)
+        failed = not reads and fate in ("fails", "full")
+        done = spill.fail(full=fate == "full") if failed else spill.finish()
+        assert bool(done.problem) == (harmed or failed)
+        entry = self.bank.settle(done)
+        if reads:
+            assert entry.in_memory == (not harmed and not entry.dropped)
+            assert self.lost - before == (harmed and entry not in closing)
+        if not done.problem:
+            self.seen["read" if reads else "written"] += 1
+
+    @invariant()
+    def every_file_holds_its_rows(self) -> None:
+        spill = self.spill
+        assert spill is not None
+        held = {entry.path: entry for entry in self.bank.entries if entry.path is not None}
+        size = sum(entry.file_bytes for entry in held.values())
+        if spill.job is not None and not spill.job.reads:
+            assert spill.job.path not in held
+            size += spill.job.size
+        assert self.bank.spilled == size <= FILES
+        damaged = {entry.path for entry in self.bank.entries if entry.damaged}
+        assert set(held) - damaged <= spill.files <= set(held)
+        for entry, tokens in self.kept.items():
+            assert entry.in_memory or entry.path is not None
+            if entry.path is not None:
+                layers = [rows(entry.model, tokens, index) for index in range(len(entry.row_bytes))]
+                assert b"".join(layer.tobytes() for layer in layers) in entry.path.read_bytes()
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+
+USUAL = {"adopted", "forked", "evicted", "no room", "overtaken", "switched", "came home"}
+
+
+def play(machine: type[RowsMachine], examples: int, wanted: set[str]) -> None:
+    machine.steps, machine.seen = 0, Counter()
     run_state_machine_as_test(
-        RowsMachine,
-        settings=settings(max_examples=50, stateful_step_count=60, deadline=None, derandomize=True),
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=60,
+            deadline=None,
+            derandomize=True,
+            phases=(Phase.generate, Phase.shrink),
+        ),
     )
-    assert RowsMachine.steps >= 2000, RowsMachine.steps
-    wanted = ("adopted", "forked", "evicted", "dropped", "no room", "overtaken", "switched", "came home")
-    assert all(RowsMachine.seen[what] for what in (*wanted, "came from the bank")), RowsMachine.seen
+    assert wanted <= set(+machine.seen), machine.seen
+    assert machine.steps >= 20 * examples, machine.steps
+
+
+def test_rows_are_nobody_elses_and_never_lost() -> None:
+    play(RowsMachine, 30, USUAL | {"dropped", "came from the bank"})
+
+
+def test_rows_in_files_are_right_or_missed() -> None:
+    play(FilesMachine, 60, USUAL | {"came from the bank", "written", "read", "fetched", "damaged"})
