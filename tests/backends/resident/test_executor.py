@@ -13,15 +13,9 @@ import tiny_variants
 from backends.resident.conftest import SMALL, TOKENS, WIDE, Opener, feed
 from reference.plan_forward import plan_forward
 from tierd.backends.host import ThreadPool, compile_plan
-from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.memory import Shape
-from tierd.backends.vkapi import Device
-from tierd.backends.vkapi.results import OUT_OF_DEVICE_MEMORY, TIMEOUT
 from tierd.core import Batch, Chunk, Draw, TokenMask
 from tierd.errors import (
-    DeviceLostError,
-    DeviceMemoryError,
-    DeviceTimeoutError,
     ExecutorError,
     UnsupportedModelError,
 )
@@ -125,20 +119,6 @@ def test_copied_rows_go_on_as_their_source(codec: str, positions: int, q4: GGUFF
     np.testing.assert_array_equal(found, feed(executor, TOKENS[: positions + 8])[positions:])
 
 
-def test_copies_that_could_not_be_submitted_are_made_before_the_next_step(
-    q4: GGUFFile, opened: Opener
-) -> None:
-    executor, vk = opened(q4), opened.backend.device.vk
-    whole = feed(executor, TOKENS[:40], region=2, step=20)
-    feed(executor, TOKENS[80:120], region=5)
-    executor.copy_rows(2, 5, 30)
-    vk.inject("vkQueueSubmit", OUT_OF_DEVICE_MEMORY)
-    with pytest.raises(DeviceMemoryError):
-        feed(executor, TOKENS[30:31], region=5, start=30)
-    vk.inject("vkQueueSubmit", None)
-    np.testing.assert_array_equal(feed(executor, TOKENS[30:40], region=5, start=30), whole[30:])
-
-
 def test_mapped_memory_gives_the_same_bits(q4: GGUFFile, opened: Opener, opened_mapped: Opener) -> None:
     np.testing.assert_array_equal(feed(opened_mapped(q4), TOKENS[:40]), feed(opened(q4), TOKENS[:40]))
 
@@ -201,30 +181,6 @@ def test_no_more_steps_than_it_is_deep(q4: GGUFFile, opened: Opener) -> None:
         executor.submit(batch)
     first, second = executor.collect().drawn(0), executor.collect().drawn(0)
     assert first == second is not None
-
-
-def test_a_device_that_does_not_answer_is_given_up(
-    q4: GGUFFile, pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is submitted to it any more, waited for or freed: the step may be at work still."""
-    with Device.open(allow_software=True) as device:
-        executor = Opener(ResidentBackend(device, pool, images=None))(q4)
-        batch = Batch((Chunk([1], 0, [3], (0,)),), (Draw(),))
-        executor.submit(batch)
-        executor.submit(batch)
-        device.vk.inject("vkWaitSemaphores", TIMEOUT)
-        with pytest.raises(DeviceTimeoutError, match="did not finish in time"):
-            executor.collect()
-        device.vk.inject("vkWaitSemaphores", None)
-        used = device.used
-        with pytest.raises(DeviceLostError, match="was given up"):
-            executor.collect()
-        with pytest.raises(DeviceLostError, match="was given up"):
-            executor.submit(batch)
-        executor.close()
-        device.close()
-        assert device.used == used > 0
-        monkeypatch.setattr(device, "_abandoned", "")  # it does answer: the test cleans up
 
 
 def test_draws_that_do_not_fit_are_refused(q4: GGUFFile, opened: Opener) -> None:

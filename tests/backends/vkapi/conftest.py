@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from compile_shaders import find_tool
+from faulty import take_back
 from tierd.backends.vkapi import Device
 
 
@@ -41,5 +42,6 @@ def open_device() -> Iterator[Callable[..., Device]]:
 
     yield open
     for each in opened:
+        take_back(each)
         each.close()
         assert each.messages == []

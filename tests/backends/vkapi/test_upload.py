@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from backends.vkapi.words import get, put, words
+from faulty import take_back
 from tierd.backends.vkapi import Buffer, Commands, Device, Part, Recorder, Role
 from tierd.backends.vkapi.facts import QueueFamily
 from tierd.backends.vkapi.timeline import Timeline
@@ -127,6 +128,7 @@ def test_steps_do_not_overtake_another_queue(open_device: Callable[..., Device])
     value = device.submit(device.recorder().finish())
     with pytest.raises(DeviceTimeoutError):
         device.wait(value, 0.05)
+    take_back(device)
     signal = device.vk.structs().new("VkSemaphoreSignalInfo", semaphore=other.semaphore, value=1)
     device.vk.call("vkSignalSemaphore", device.vk.device, signal)
     device.wait(value, 10)

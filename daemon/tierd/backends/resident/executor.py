@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ from tierd.backends.resident.step_block import StepBlock, block_bytes, rows_of
 from tierd.backends.resident.transfers import Transfers
 from tierd.backends.vkapi import Commands, Device, Role
 from tierd.core import Batch, Draw, TokenLogprobs
-from tierd.errors import DeviceLostError, DeviceTimeoutError, ExecutorError
+from tierd.errors import DeviceError, ExecutorError
 from tierd.models.formats import KVCodec
 from tierd.models.plan import Plan
 
@@ -136,7 +137,11 @@ class ResidentResult:
 
 
 class ResidentExecutor:
-    """A plan compiled for a device, with its weights and its regions of K/V there. A page is a region."""
+    """A plan compiled for a device, with its weights and its regions of K/V there. A page is a region.
+
+    Where the device fails in a step, or while rows are moved, it is given up with all that is on it: that
+    raises DeviceError, and whatever is called then raises DeviceLostError at once.
+    """
 
     name = "gpu"
     depth = SEATS
@@ -198,7 +203,8 @@ class ResidentExecutor:
 
     def submit(self, batch: Batch) -> None:
         """See `Executor.submit`."""
-        self._launch(batch, timed=False)
+        with self._failing():
+            self._launch(batch, timed=False)
 
     def profile(self, batch: Batch) -> StepProfile:
         """Run a step as `submit` and `collect` do, and time its dispatches. None may be in flight.
@@ -219,11 +225,12 @@ class ResidentExecutor:
         """See `Executor.collect`."""
         flight = self._flights[0]
         try:
-            self._wait(flight.value)
-            self._transfers.forget_copies(flight.value)
-            if not flight.draws:
-                return ResidentResult((), self._all_rows(flight))
-            return self._result(flight)
+            with self._failing():
+                self._wait(flight.value)
+                self._transfers.forget_copies(flight.value)
+                if not flight.draws:
+                    return ResidentResult((), self._all_rows(flight))
+                return self._result(flight)
         finally:
             self._flights.popleft()
 
@@ -253,7 +260,8 @@ class ResidentExecutor:
         """See `Executor.read_rows`."""
         region = self._region_of(layer, pages, start, stop, out)
         if len(out):
-            self._transfers.read(layer, region, start, out)
+            with self._failing():
+                self._transfers.read(layer, region, start, out)
 
     def write_rows(
         self, layer: int, pages: Sequence[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
@@ -261,21 +269,30 @@ class ResidentExecutor:
         """See `Executor.write_rows`."""
         region = self._region_of(layer, pages, start, stop, rows)
         if len(rows):
-            self._transfers.write(layer, region, start, rows)
+            with self._failing():
+                self._transfers.write(layer, region, start, rows)
 
     def close(self) -> None:
-        """See `Executor.close`. Waits for what was submitted; with a device that was given up all is left."""
+        """See `Executor.close`. Waits for what was submitted; where the device is given up, for nothing."""
         last = max([*(flight.value for flight in self._flights), self._transfers.last])
-        if last and not self._device.abandoned:
-            self._wait(last)
+        with contextlib.suppress(DeviceError):
+            if last:
+                self._wait(last)
         self._flights.clear()
-        if self._device.abandoned:
-            return
         for seat in self._seats:
             seat.close()
         self._seats.clear()
         self._transfers.forget_copies(last)
         self._memory.close()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Give the device up where it fails meanwhile: what it holds is not known any more."""
+        try:
+            yield
+        except DeviceError as error:
+            self._device.abandon(error)
+            raise
 
     def _launch(self, batch: Batch, *, timed: bool) -> tuple[Size, Recording]:
         """Submit a step; return what was submitted. timed: as a recording of its own, with timestamps."""
@@ -333,13 +350,9 @@ class ResidentExecutor:
         return pages[0]
 
     def _wait(self, value: int) -> None:
-        """Wait for a value. A device that does not signal it in time, or is lost, is given up."""
+        """Wait for a value. A device that does not signal it in time, or is lost, gives itself up."""
         patience = _SOFTWARE_PATIENCE if self._device.facts.dear_loads else 1
-        try:
-            self._device.wait(value, _STEP_TIMEOUT_S * patience)
-        except (DeviceTimeoutError, DeviceLostError) as error:
-            self._device.abandon(error)
-            raise
+        self._device.wait(value, _STEP_TIMEOUT_S * patience)
 
     def _read(self, seat: Seat, rows: Sequence[int]) -> dict[int, Logits]:
         """Return rows of a seat's logits, read back; valid as long as the seat is."""
@@ -385,17 +398,17 @@ class ResidentExecutor:
         for size in self._sizes():
             seat.recordings[size] = self._record(seat, size)
         for row in range(self._shape.selected):
-            recorder = self._device.recorder()
             start = row * seat.row_bytes
-            recorder.copy(seat.logits, seat.arrival, [(start, start, seat.row_bytes)])
-            seat.reads.append(recorder.finish())
+            with self._device.recorder() as recorder:
+                recorder.copy(seat.logits, seat.arrival, [(start, start, seat.row_bytes)])
+                seat.reads.append(recorder.finish())
 
     def _record(self, seat: Seat, size: Size, *, timed: bool = False) -> Recording:
         program = self._program(seat, size)
-        recorder = self._device.recorder(timestamps=len(program) + 1 if timed else 0)
-        sequencer = Sequencer(recorder, self._pipelines, self._grids, seat.block, timed=timed)
-        sequencer.add(program)
-        return sequencer.finish()
+        with self._device.recorder(timestamps=len(program) + 1 if timed else 0) as recorder:
+            sequencer = Sequencer(recorder, self._pipelines, self._grids, seat.block, timed=timed)
+            sequencer.add(program)
+            return sequencer.finish()
 
     def _program(self, seat: Seat, size: Size) -> list[Dispatch]:
         places = seat.places(self._seats[self._seats.index(seat) - 1])

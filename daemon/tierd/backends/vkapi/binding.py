@@ -3,7 +3,7 @@
 Functions are called through cffi with structs built here, not through the package's wrappers: those copy
 nested structs and let go of what they point to. cffi releases the GIL during every call. Each call is
 counted, each result that is not a success becomes an error of tierd's tree (`results`), and a result can be
-injected, so that a fault takes the path of a real one.
+injected (`faults`), so that a fault takes the path of a real one. A device that is lost is given up at once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+from tierd.backends.vkapi.faults import Faults
 from tierd.backends.vkapi.results import INCOMPLETE, error_of
-from tierd.errors import DeviceError
+from tierd.errors import DeviceError, DeviceLostError
 
 # Calls that stand above any instance; the loader knows them without one.
 _GLOBAL = frozenset(
@@ -82,7 +83,8 @@ class Vk:
     """Vulkan, bound to an instance and a device once these are set.
 
     ffi: the package's cffi, null its NULL. k: where its constants are. where: what errors say has failed.
-    calls: the calls made so far, exact while one thread makes them.
+    calls: the calls made so far, exact while one thread makes them. given_up: why nothing is called any more,
+    "" as long as it is.
     """
 
     def __init__(self) -> None:
@@ -101,33 +103,57 @@ class Vk:
         self.device: Any = self.null
         self.where = "Vulkan"
         self.calls = 0
+        self.given_up = ""
         self._functions: dict[str, Any] = {}
         self._type_ids: dict[str, int | None] = {}
-        self._faults: dict[str, int] = {}
+        self._faults = Faults()
 
     def call(self, name: str, *args: Any) -> None:
         """Call a function that returns a result or nothing. Raises DeviceError for whatever is no success."""
         result = self.value(name, *args)
         if result:
-            raise error_of(int(result), name, self.where)
+            error = error_of(int(result), name, self.where)
+            if isinstance(error, DeviceLostError):
+                self.give_up(error)
+            raise error
+
+    def give_up(self, error: DeviceError) -> None:
+        """Call nothing any more because of an error, the first of which stays the reason.
+
+        What would free something does nothing from now on, since work that never ends may still use it; all
+        else raises DeviceLostError.
+        """
+        self.given_up = self.given_up or str(error)
+
+    def check(self) -> None:
+        """Raise DeviceLostError, with the reason, where nothing is called any more."""
+        if self.given_up:
+            raise DeviceLostError(f"{self.where} was given up: {self.given_up}")
 
     def value(self, name: str, *args: Any) -> Any:
         """Call a function and return what it returns, a result code included."""
+        if self.given_up:
+            if name.startswith(("vkDestroy", "vkFree")):
+                return None
+            self.check()
         self.calls += 1
-        if self._faults and name in self._faults:
-            return self._faults[name]
+        if self._faults and (fault := self._faults.take(name)) is not None:
+            return fault
         try:
             function = self._functions[name]
         except KeyError:
             function = self._functions[name] = self._resolve(name)
         return function(*args)
 
-    def inject(self, name: str, result: int | None) -> None:
-        """Let every call of a function return `result` without being made, until it is given None."""
+    def inject(self, name: str, result: int | None, *, after: int = 0, times: int | None = None) -> None:
+        """Let calls of a function return `result` without being made; None: let them be made again.
+
+        after: how many are made before. times: how many return it, None for all.
+        """
         if result is None:
-            self._faults.pop(name, None)
+            self._faults.clear(name)
         else:
-            self._faults[name] = result
+            self._faults.put(name, result, after=after, times=times)
 
     def create(self, name: str, ctype: str, *args: Any) -> Any:
         """Call a function whose last parameter is where it puts the `ctype` it makes, and return that."""

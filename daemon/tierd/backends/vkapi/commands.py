@@ -75,7 +75,8 @@ class Recorder:
     """Records commands in order. For one thread; each recorder is independent of all others.
 
     What is recorded waits for all that was submitted to its queue before, and once its value is signalled the
-    host sees what it wrote. In between nothing is ordered but by `barrier`.
+    host sees what it wrote. In between nothing is ordered but by `barrier`. As a context it frees what was
+    recorded where that fails.
     """
 
     def __init__(self, vk: Vk, commands: Commands, family: QueueFamily) -> None:
@@ -104,6 +105,13 @@ class Recorder:
         self.barrier()
         if commands.timestamps:
             vk.call("vkCmdResetQueryPool", self._handle, commands.queries, 0, commands.timestamps)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._commands.close()
 
     def bind(self, pipeline: Pipeline) -> None:
         """Let the dispatches that follow run a pipeline."""

@@ -46,7 +46,8 @@ class Device:
 
     Buffers are reached by their address, which shaders are given as push constants; there are no descriptors.
     All commands go to one queue and signal the values of one timeline. Any thread may call; what one thread
-    is given (a recorder, a buffer's view) is for that thread to use.
+    is given (a recorder, a buffer's view) is for that thread to use. Once it was given up, all that it does
+    raises DeviceLostError.
     """
 
     @classmethod
@@ -55,6 +56,7 @@ class Device:
         *,
         allow_software: bool,
         vram_limit: int = 0,
+        given_up: Sequence[Device] = (),
         hide_host_visible: bool | None = None,
         validate: Validation = False,
         pipeline_cache: Path | None = None,
@@ -63,8 +65,9 @@ class Device:
         """Open the best device there is. Raises DeviceError with the reasons when there is none.
 
         allow_software: let a software device count. vram_limit: bytes that buffers of role DEVICE may take, 0
-        for what the device has. hide_host_visible: treat device-local memory as if the host could not see it;
-        None: where TIERD_HIDE_HOST_VISIBLE is 1.
+        for what the device has. given_up: devices that were; what they took is not there any more.
+        hide_host_visible: treat device-local memory as if the host could not see it; None: where
+        TIERD_HIDE_HOST_VISIBLE is 1.
         validate: run under the Khronos validation layer, "sync" for its check of barriers too.
         pipeline_cache: a directory that keeps compiled pipelines. cooperative_matrix: use the device's
         cooperative matrices; where it has none that will do, `matrix_decline` says why.
@@ -89,6 +92,7 @@ class Device:
                 facts,
                 families=queues,
                 limit=vram_limit,
+                given_up=[each._memory for each in given_up if each.facts.uuid == facts.uuid],
                 hide_host_visible=hide_host_visible,
             )
             made.callback(memory.close)
@@ -119,21 +123,20 @@ class Device:
         self._commands: set[Commands] = set()
         self._uploader = Uploader(memory, copies, self._steps, self._record)
         self._open = True
-        self._abandoned = ""
         self.vk.calls = 0
 
     def abandon(self, error: DeviceError) -> None:
         """Give the device up because of an error: nothing is submitted, waited for or freed any more.
 
-        What it holds may still be in use by work that never ends.
+        What it holds may still be in use by work that never ends. A device that is lost, or that does not
+        finish in time, gives itself up.
         """
-        if not self._abandoned:
-            self._abandoned = str(error)
+        self.vk.give_up(error)
 
     @property
     def abandoned(self) -> str:
         """Why the device was given up, "" if it was not."""
-        return self._abandoned
+        return self.vk.given_up
 
     @property
     def calls(self) -> int:
@@ -177,18 +180,11 @@ class Device:
         return self._record(self._steps, timestamps)
 
     def submit(self, commands: Commands) -> int:
-        """Queue commands, in one call, and return the value that they signal once done.
-
-        Raises DeviceLostError when the device was given up.
-        """
-        if self._abandoned:
-            raise DeviceLostError(f"{self.facts.name} was given up: {self._abandoned}")
+        """Queue commands, in one call, and return the value that they signal once done."""
         return self._steps.submit(commands)
 
     def wait(self, value: int, timeout_s: float) -> None:
-        """Return once a value is signalled. Raises DeviceTimeoutError and DeviceLostError."""
-        if self._abandoned:
-            raise DeviceLostError(f"{self.facts.name} was given up: {self._abandoned}")
+        """Return once a value is signalled. Raises DeviceTimeoutError and DeviceLostError: it is given up."""
         self._steps.wait(value, timeout_s)
 
     def timestamps(self, commands: Commands) -> list[float]:
@@ -230,7 +226,7 @@ class Device:
 
     def close(self) -> None:
         """Wait for the device and free all that was made with it. Idempotent. What was given up is left."""
-        if not self._open or self._abandoned:
+        if not self._open or self.abandoned:
             return
         self._open = False
         with contextlib.suppress(DeviceLostError):
@@ -251,7 +247,11 @@ class Device:
         if timestamps and not family.timestamp_bits:
             raise DeviceError(f"{self.facts.name} has no timestamps")
         commands = Commands(self.vk, timeline.family, timeline.semaphore, timestamps, self._commands)
-        return Recorder(self.vk, commands, family)
+        try:
+            return Recorder(self.vk, commands, family)
+        except BaseException:
+            commands.close()
+            raise
 
 
 def _open_logical(vk: Vk, physical: Any, facts: DeviceFacts, families: Sequence[int]) -> None:

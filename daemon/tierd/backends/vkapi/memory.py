@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from tierd.backends.vkapi.binding import Vk
@@ -94,10 +95,12 @@ class Memory:
         *,
         families: tuple[int, ...],
         limit: int,
+        given_up: Sequence[Memory],
         hide_host_visible: bool | None,
     ) -> None:
         """families: the queue families that share the buffers. limit: bytes of role DEVICE, 0 for no cap.
 
+        given_up: memory of the same device that is taken and not freed any more.
         hide_host_visible: see `choose_types`; None for what TIERD_HIDE_HOST_VISIBLE says, which is 0 or 1.
         """
         if hide_host_visible is None:
@@ -107,6 +110,7 @@ class Memory:
         self._facts = facts
         self._families = families
         self._limit = limit
+        self._given_up = tuple(given_up)
         self._lock = threading.Lock()
         self._blocks: dict[Role, list[Block]] = {role: [] for role in Role}
         self._allocated = [0] * len(facts.heaps)
@@ -122,6 +126,7 @@ class Memory:
         """Return a buffer; its content is undefined. Raises DeviceMemoryError when there is no room."""
         if size <= 0:
             raise DeviceError(f"a buffer of {size} bytes cannot be made")
+        self._vk.check()
         with self._lock:
             block, start = self._place(size, role)
             if role is Role.DEVICE:
@@ -132,6 +137,8 @@ class Memory:
         """Take a buffer's bytes back, and free its block when nothing else is in it."""
         with self._lock:
             block = buffer.block
+            if self._vk.given_up:
+                return  # it stays taken
             if block not in self._blocks[buffer.role]:
                 return  # freed as a whole, with the device
             block.ranges.give(buffer.start)
@@ -258,11 +265,12 @@ class Memory:
         if MEMORY_BUDGET in self._facts.extensions:
             left = self._driver_left(heap)
         else:
-            left = size - self._allocated[heap]
+            left = size - self._allocated[heap] - sum(each._allocated[heap] for each in self._given_up)
             if role is Role.DEVICE:
                 left -= size // _HEAD_ROOM
         if role is Role.DEVICE and self._limit:
-            left = min(left, self._limit - self._held(role))
+            taken = sum(each._held(role) for each in (self, *self._given_up))
+            left = min(left, self._limit - taken)
         return max(left, 0)
 
     def _driver_left(self, heap: int) -> int:

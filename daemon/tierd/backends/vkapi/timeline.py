@@ -6,6 +6,7 @@ import threading
 
 from tierd.backends.vkapi.binding import Vk
 from tierd.backends.vkapi.commands import Commands
+from tierd.errors import DeviceError
 
 
 class Timeline:
@@ -38,7 +39,10 @@ class Timeline:
         return value
 
     def wait(self, value: int, timeout_s: float) -> None:
-        """Return once a value is signalled. Raises DeviceTimeoutError and DeviceLostError."""
+        """Return once a value is signalled.
+
+        Raises DeviceError, DeviceTimeoutError where it takes too long; the device is given up then.
+        """
         structs = self._vk.structs()
         info = structs.new(
             "VkSemaphoreWaitInfo",
@@ -46,7 +50,11 @@ class Timeline:
             pSemaphores=structs.array("VkSemaphore", [self.semaphore]),
             pValues=structs.array("uint64_t", [value]),
         )
-        self._vk.call("vkWaitSemaphores", self._vk.device, info, int(timeout_s * 1e9))
+        try:
+            self._vk.call("vkWaitSemaphores", self._vk.device, info, int(timeout_s * 1e9))
+        except DeviceError as error:
+            self._vk.give_up(error)
+            raise
 
     def follow(self, other: Timeline, value: int) -> None:
         """Let all that is submitted from now on wait for a value of another queue, and see what it wrote."""

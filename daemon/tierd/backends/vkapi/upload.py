@@ -61,23 +61,24 @@ class _Lane:
         for piece in pieces:
             view = self._buffer.view[piece.place : piece.place + piece.size]
             fill(view, piece.part.source + piece.start, piece.size)
-        recorder = self._record(self._copies)
-        for piece in pieces:
-            region = (piece.place, piece.part.offset + piece.start, piece.size)
-            recorder.copy(self._buffer, piece.part.target, [region])
-        self._commands = recorder.finish()
+        with self._record(self._copies) as recorder:
+            for piece in pieces:
+                region = (piece.place, piece.part.offset + piece.start, piece.size)
+                recorder.copy(self._buffer, piece.part.target, [region])
+            self._commands = recorder.finish()
         self.value = self._copies.submit(self._commands)
 
     def settle(self) -> None:
         """Wait until the buffer may be filled again."""
-        self._copies.wait(self.value, _PATIENCE_S)
         if self._commands is not None:
+            self._copies.wait(self.value, _PATIENCE_S)
             self._commands.close()
             self._commands = None
 
     def close(self) -> None:
         """Free the buffer, once the copy is done."""
-        self.settle()
+        with contextlib.suppress(DeviceError):  # then the upload has failed before
+            self.settle()
         self._buffer.close()
 
 
@@ -132,6 +133,8 @@ class Uploader:
             for pieces, lane in zip(_cut(parts, room), itertools.cycle(lanes), strict=False):
                 lane.send(pieces, fill)
                 report(sum(piece.size for piece in pieces))
+            for lane in lanes:
+                lane.settle()
         if self._steps is not self._copies:
             self._steps.follow(self._copies, max(lane.value for lane in lanes))
 
