@@ -3,13 +3,15 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-long test-lowest bench bench-device bench-overhead bench-table profile sanitize check clean
+.PHONY: help serve models test test-device test-levels test-rest test-long test-lowest bench bench-device bench-overhead bench-table profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
 BENCH ?=
 BENCH_DEVICE ?=
 PROFILE ?=
+# Parts of the tests that run at a time.
+JOBS ?= 2
 
 VENV := .venv
 LOWEST := build/lowest
@@ -27,6 +29,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/* shaders/*
 # A software device, and what watches over its use. Tests need them; serving does not.
 VULKAN := libvulkan1 mesa-vulkan-drivers vulkan-validationlayers
 SANITIZED := build/sanitize/libhostkernels.so
+DEVICE_TESTS := $(addprefix tests/,shaders backends/resident backends/vkapi tier device cli/test_gpu.py test_device_oracle.py)
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,12 +40,22 @@ serve: $(VENV)/.serve $(SMOLLM2) ## serve the demo model (LISTEN=127.0.0.1:8080)
 
 models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
-test: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) sanitize ## run all tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests, in parts, two at a time (JOBS=1: one by one)
+	@echo 'Each part of the tests is shown once it is done.'
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going test-rest test-levels test-device sanitize
+
+test-device: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## run the tests of the Vulkan device
+	$(BIN)/python -m pytest $(DEVICE_TESTS)
+
+test-levels: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests of the kernels at the CPU's other levels
 	$(BIN)/python tests/other_levels.py
+
+test-rest: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all other tests, those of the best level included
+	$(BIN)/python -m pytest $(DEVICE_TESTS:%=--ignore=%)
 
 test-long: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 1800
+	$(BIN)/python tests/other_levels.py -m long --timeout 1800
 
 test-lowest: $(VENV)/.created $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests on the lowest versions of the dependencies
 	$(PYTHON) -m venv $(LOWEST)

@@ -21,6 +21,14 @@ def _directories(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _shader_cache() -> None:
+    """Let Mesa keep what it compiles for later runs, and for processes that run beside this one."""
+    cache = REPOSITORY / "build" / "mesa"
+    cache.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(cache))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _hidden_memory() -> None:
     """Let no device's memory be seen by the host, in processes that tests start too: all goes by staging."""
     os.environ["TIERD_HIDE_HOST_VISIBLE"] = "1"

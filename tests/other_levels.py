@@ -2,7 +2,7 @@
 
 Usage: python tests/other_levels.py [PYTEST OPTION...]
 
-`make test` has run them at the best level by then. Levels that this machine lacks are named as not run.
+`make test` runs them at the best level too. Levels that this machine lacks are named as not run.
 Exit code 1 when a test fails.
 """
 

@@ -5,6 +5,7 @@ KL bounds stand in the design beside llama.cpp's own figures for the same files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ BOUNDS = {
 }
 pytestmark = pytest.mark.timeout(600)
 LOSSY = [case for case in BOUNDS if case[1] != "f16"]
+# At the levels that `tests/other_levels.py` forces, `make test` holds models to the short text alone.
+long_if_forced = pytest.mark.long if "HOSTKERNELS_LEVEL" in os.environ else lambda test: test
 
 
 @dataclass
@@ -102,9 +105,15 @@ def _mean_kl(executor: HostExecutor, text: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("name", [oracle.SMOLLM2, oracle.GEMMA3])
 def test_divergence(name: str, models: dict[str, Model], f16: dict[str, HostExecutor]) -> None:
-    short, long = BOUNDS[name, "f16"]
-    assert _mean_kl(f16[name], models[name].expected["float32"]) <= short
-    assert _mean_kl(f16[name], models[name].expected["float32_long"]) <= long
+    assert _mean_kl(f16[name], models[name].expected["float32"]) <= BOUNDS[name, "f16"][0]
+
+
+@long_if_forced
+@pytest.mark.parametrize("name", [oracle.SMOLLM2, oracle.GEMMA3])
+def test_divergence_over_a_long_text(
+    name: str, models: dict[str, Model], f16: dict[str, HostExecutor]
+) -> None:
+    assert _mean_kl(f16[name], models[name].expected["float32_long"]) <= BOUNDS[name, "f16"][1]
 
 
 @pytest.mark.parametrize(("name", "codec"), LOSSY)
@@ -162,15 +171,18 @@ def test_greedy_ids_step_by_step(name: str, models: dict[str, Model], f16: dict[
 def test_bits_do_not_depend_on_chunks_or_others(
     name: str, models: dict[str, Model], f16: dict[str, HostExecutor]
 ) -> None:
-    """The real models: whole, in chunks of 1, 7 and 64, and among seven others."""
+    """The real models: whole, in chunks of 1, 7 and 64, and among seven others.
+
+    Single rows begin at position 40, behind those that are there, and pass the edge of a page.
+    """
     tokens = models[name].expected["float32"]["tokens"][:65]
     whole = _feed(f16[name], tokens, [64])[0]
-    for size in (1, 7, 64):
+    for size, first in ((1, 40), (7, 0), (64, 0)):
         for others in (0, 7):
-            for start in range(0, len(tokens), size):
+            for start in range(first, len(tokens), size):
                 part = tokens[start : start + size]
                 chunks = [
-                    Chunk(tokens[start + n : start + n + 1], start // size, [2 + 2 * n, 3 + 2 * n])
+                    Chunk(tokens[start + n : start + n + 1], (start - first) // size, [2 + 2 * n, 3 + 2 * n])
                     for n in range(others)
                     if start + n < len(tokens)
                 ]
