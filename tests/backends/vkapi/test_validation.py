@@ -23,7 +23,7 @@ def test_a_missing_barrier_is_reported_where_barriers_are_checked() -> None:
             recorder.copy(a, b)
             recorder.copy(b, a)
             recorder.finish()
-            assert any("SYNC-HAZARD" in message for message in device.messages) == heard
+            assert any("hazard" in message.lower() for message in device.messages) == heard
 
 
 def test_what_is_left_behind_is_reported() -> None:
@@ -32,6 +32,4 @@ def test_what_is_left_behind_is_reported() -> None:
     info = structs.new("VkSemaphoreCreateInfo")
     device.vk.create("vkCreateSemaphore", "VkSemaphore", device.vk.device, info, device.vk.null)
     device.close()
-    assert any(
-        "VkSemaphore" in message and "has not been destroyed" in message for message in device.messages
-    )
+    assert any("VkSemaphore" in message and "not been destroyed" in message for message in device.messages)
