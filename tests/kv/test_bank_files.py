@@ -32,6 +32,13 @@ def put(bank: Bank, token: int, length: int, *, model: str = "m", live: bool = F
     return entry
 
 
+def fetch(bank: Bank, entry: Banked) -> list[bool]:
+    """Fetch an entry; what is told will be in the list."""
+    told: list[bool] = []
+    bank.fetch(entry, told.append)
+    return told
+
+
 def finish(bank: Bank, spill: ManualSpill) -> Banked:
     return bank.settle(spill.finish())
 
@@ -111,16 +118,18 @@ def test_rows_are_fetched(bank: Bank, spill: ManualSpill) -> None:
     entry = written(bank, spill, 1, 6)
     other = put(bank, 2, 8)
     finish(bank, spill)
-    assert bank.fetch(entry)
-    assert bank.fetch(entry)
+    told = fetch(bank, entry)
+    told_too = fetch(bank, entry)
     assert not other.in_memory
     assert not entry.in_memory
     assert entry.fetching
     assert bank.used == 6 * POSITION
+    assert told == told_too == []
     assert finish(bank, spill) is entry
     assert not entry.fetching
+    assert told == told_too == [True]
     assert all((layer == 1).all() for layer in entry.layers)
-    assert bank.fetch(entry)
+    assert fetch(bank, entry) == [True]
     assert spill.job is None
 
 
@@ -133,7 +142,7 @@ def test_fetching_comes_before_writing(spill: ManualSpill) -> None:
     bank.close(live)
     assert not first.in_memory
     third = put(bank, 5, 21)
-    assert bank.fetch(first)
+    fetch(bank, first)
     assert [finish(bank, spill) for _ in range(3)] == [second, first, third]
     assert first.in_memory
 
@@ -142,7 +151,7 @@ def test_there_may_be_no_room_to_fetch(bank: Bank, spill: ManualSpill) -> None:
     entry = written(bank, spill, 1, 6)
     put(bank, 2, 7, live=True)
     assert not entry.in_memory
-    assert not bank.fetch(entry)
+    assert fetch(bank, entry) == [False]
     assert not entry.fetching
     assert bank.used == 7 * POSITION
 
@@ -155,12 +164,13 @@ def test_a_bad_file_is_a_miss(bank: Bank, spill: ManualSpill, caplog: pytest.Log
     live = bank.entries[-1]
     bank.close(live)
     bank.pin(entry)
-    assert bank.fetch(entry)
+    told = fetch(bank, entry)
     assert entry.path is not None
     entry.path.write_bytes(b"x")
     assert finish(bank, spill) is entry
     assert (entry.dropped, entry.damaged, entry.in_memory) == (True, True, False)
     assert dropped == [entry]
+    assert told == [False]
     assert (bank.dropped, bank.dropped_positions, bank.used) == (1, 6, 0)
     assert bank.find("m", "host", [1]) is None
     assert f"cannot read {entry.path} back: it has another size" in caplog.text
@@ -172,9 +182,10 @@ def test_what_is_closed_while_it_is_fetched_can_still_be_read(bank: Bank, spill:
     entry = written(bank, spill, 1, 6)
     bank.close(put(bank, 2, 7, live=True))
     bank.pin(entry)
-    assert bank.fetch(entry)
+    told = fetch(bank, entry)
     assert bank.flush() == 1
     assert finish(bank, spill) is entry
+    assert told == [True]
     assert all((layer == 1).all() for layer in entry.layers)
     bank.unpin(entry)
     assert (bank.entries, bank.used, spill.files) == ((), 0, set())

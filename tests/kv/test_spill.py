@@ -219,7 +219,9 @@ def test_a_bank_writes_and_reads_through_the_thread(spill: Spill, inbox: SimpleQ
     assert bank.dropped == 0
     assert not entries[0].in_memory
     assert bank.find("m", "host", [0, 0]) == (entries[0], 2)
-    assert bank.fetch(entries[0])
-    while not entries[0].in_memory:
+    told: list[bool] = []
+    bank.fetch(entries[0], told.append)
+    while not told:
         bank.settle(inbox.get(timeout=PATIENCE_S))
+    assert told == [True]
     assert [int(layer.max()) for layer in entries[0].layers] == [0, 0]

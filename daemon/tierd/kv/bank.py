@@ -109,29 +109,27 @@ class Bank:
         )
         return longest_opening(pack(tokens), held, minimum)
 
-    def fetch(self, entry: Banked) -> bool:
-        """Begin to bring an entry's rows back into memory, if they are not there; whoever wants them pins it.
+    def fetch(self, entry: Banked, then: Callable[[bool], None]) -> None:
+        """Have an entry's rows in memory, out of its file where they are not; who wants them pins it.
 
-        Once `settle` has been told, the entry is `in_memory`, or `dropped` where its file was no good. False
-        when there is no room, as for `open`. ValueError for one that is closed.
+        then: called once, told whether they are there: now where they are or where there is no room, as for
+        `open`, else by `settle`. They are not where the file was no good; then the entry is `dropped`.
+        ValueError for one that is closed.
         """
         self._refuse_closed(entry)
-        if entry.in_memory or entry.fetching:
-            return True
-        if not self._make_room(entry.bytes):
-            return False
-        try:
-            entry.incoming = entry.new_layers()
-        except MemoryError:
-            return False
-        self.used += entry.bytes
-        entry.pins += 1
-        self._to_fetch.append(entry)
-        self._go_on()
-        return True
+        if entry.fetching:
+            entry.waiting.append(then)
+        elif entry.in_memory or not self._start_to_fetch(entry):
+            then(entry.in_memory)
+        else:
+            entry.waiting.append(then)
+            self._go_on()
 
     def settle(self, done: SpillDone) -> Banked:
-        """Book what the spill has posted; return the entry whose file was written or read."""
+        """Book what the spill has posted; return the entry whose file was written or read.
+
+        Tells those who wait for its rows.
+        """
         entry, self._at_work = self._at_work, None
         assert entry is not None
         if done.job.reads:
@@ -277,6 +275,19 @@ class Bank:
             )
         entry.unwritable = not (done.full and self._make_file_room(entry, done.job.size))
 
+    def _start_to_fetch(self, entry: Banked) -> bool:
+        """Reserve memory for an entry's rows and let it wait for its turn; False when there is none."""
+        if not self._make_room(entry.bytes):
+            return False
+        try:
+            entry.incoming = entry.new_layers()
+        except MemoryError:
+            return False
+        self.used += entry.bytes
+        entry.pins += 1
+        self._to_fetch.append(entry)
+        return True
+
     def _start_fetching(self, spill: Spill, entry: Banked) -> None:
         assert entry.path is not None
         self._at_work = entry
@@ -286,13 +297,16 @@ class Bank:
         layers, entry.incoming = entry.incoming, []
         if not done.problem:
             entry.layers = layers
-            return
-        log.warning("state.dir: cannot read %s back: %s", done.job.path, done.problem)
-        self.used -= entry.bytes
-        entry.damaged = entry.dropped = True
-        if not entry.closing:
-            self._count_drop(entry)
-            self.close(entry)
+        else:
+            log.warning("state.dir: cannot read %s back: %s", done.job.path, done.problem)
+            self.used -= entry.bytes
+            entry.damaged = entry.dropped = True
+            if not entry.closing:
+                self._count_drop(entry)
+                self.close(entry)
+        waiting, entry.waiting = entry.waiting, []
+        for then in waiting:
+            then(entry.in_memory)
 
     def _make_file_room(self, entry: Banked, missing: int) -> bool:
         """Remove files of entries used before this one, of `missing` bytes; none when that is not enough."""

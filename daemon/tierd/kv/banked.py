@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ class Banked:
     while the rows are in a file only, or are being fetched from there.
     live: a stream will need it again. pins: who reads its rows. closing: it goes with the last of them.
     dropped: it had to make room, or was closed, or could not be fetched (`damaged`): its rows are gone.
-    incoming: where `layers` are being fetched to. path, file_bytes: of its file, once that is complete.
+    incoming: where `layers` are being fetched to. waiting: who is called then.
+    path, file_bytes: of its file, once that is complete.
     unwritable: there will be none, at least until it is used again.
     """
 
@@ -37,6 +39,7 @@ class Banked:
         "positions",
         "row_bytes",
         "unwritable",
+        "waiting",
     )
 
     def __init__(
@@ -55,6 +58,7 @@ class Banked:
         self.dropped = False
         self.damaged = False
         self.incoming: list[Rows] = []
+        self.waiting: list[Callable[[bool], None]] = []
         self.path: Path | None = None
         self.file_bytes = 0
         self.unwritable = False
