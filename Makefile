@@ -136,5 +136,5 @@ $(GEMMA3): | $(VENV)/.created
 
 $(SANITIZED): $(VENV)/.dev $(BUILD_INPUTS) tests/hostkernels/canary.c
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -DHOSTKERNELS_SANITIZE=ON -DCMAKE_C_COMPILER=gcc --log-level=WARNING
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize --parallel
 	@touch $@
