@@ -210,12 +210,12 @@ def test_failures_to_write_are_said_once(
     assert len(caplog.records) == 2
 
 
-def test_the_oldest_files_make_room_for_newer_ones(tmp_path: Path) -> None:
-    spill = ManualSpill(tmp_path, limit=2 * (6 * POSITION + 300))
-    bank = Bank(10 * POSITION, spill=spill)
-    entries = [written(bank, spill, token, 6) for token in range(4)]
+def test_the_oldest_files_make_room_for_newer_ones(bank: Bank, spill: ManualSpill) -> None:
+    entries = [written(bank, spill, 0, 6)]
+    spill.limit = 2 * bank.spilled
+    entries += [written(bank, spill, token, 6) for token in range(1, 4)]
     assert [entry.dropped for entry in entries] == [True, True, False, False]
-    assert bank.spilled <= spill.limit
+    assert bank.spilled == spill.limit
     assert spill.files == {entry.path for entry in entries[2:]}
     assert bank.dropped == 2
 

@@ -103,9 +103,12 @@ class Bank:
         Pure. Of equals the one with the fewest tokens beyond wins, then the one used last.
         """
         held = (
-            (entry, entry.packed or b"")
+            (entry, entry.packed)
             for entry in reversed(self._entries)
-            if entry.model == model and entry.origin == origin and entry.kept
+            if entry.packed is not None
+            and not entry.closing
+            and entry.model == model
+            and entry.origin == origin
         )
         return longest_opening(pack(tokens), held, minimum)
 

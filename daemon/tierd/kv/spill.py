@@ -1,7 +1,7 @@
 """Files for the rows that the bank's memory does not hold: one for each entry, none outlives the process.
 
-A file is its header, which says whose rows they are, then the rows, store by store, then a digest of all
-that. It is read back only as a whole, and believed only when each byte is as it was written. One thread
+A file is its header, which says whose rows they are, then the rows, store by store, then a checksum of
+all that. It is read back only as a whole, and believed only when it is as it was written. One thread
 writes and reads; it owns nothing: it gets jobs and posts how they went.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import itertools
 import json
 import os
 import secrets
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ Rows = npt.NDArray[np.uint8]
 
 _MIB = 1 << 20
 _SLICE = 4 * _MIB  # written or read at once
-_DIGEST_BYTES = 16
+_CHECKSUM_BYTES = 4  # CRC-32: against damage, not malice, and five times as fast as a digest
 _SUFFIX = ".rows"
 # What stays free of a disk on which no limit was set.
 _FREE_SHARE = 0.05
@@ -53,7 +53,7 @@ class SpillJob:
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return len(self.header) + sum(rows.nbytes for rows in self.rows) + _DIGEST_BYTES
+        return len(self.header) + sum(rows.nbytes for rows in self.rows) + _CHECKSUM_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -147,12 +147,12 @@ def _write(job: SpillJob) -> str:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(job.path, flags, 0o600), "wb") as file:
-            digest = hashlib.blake2b(job.header, digest_size=_DIGEST_BYTES)
+            checksum = zlib.crc32(job.header)
             file.write(job.header)
             for part in _slices(job.rows):
-                digest.update(part)
+                checksum = zlib.crc32(part, checksum)
                 file.write(part)
-            file.write(digest.digest())
+            file.write(checksum.to_bytes(_CHECKSUM_BYTES, "little"))
     except BaseException:
         _remove(job.path)
         raise
@@ -165,13 +165,13 @@ def _read(job: SpillJob) -> str:
             return "it has another size than it was written with"
         if file.read(len(job.header)) != job.header:
             return "it holds other rows than those that were written"
-        digest = hashlib.blake2b(job.header, digest_size=_DIGEST_BYTES)
+        checksum = zlib.crc32(job.header)
         for part in _slices(job.rows):
             if file.readinto(part) != len(part):
                 return "it ends early"
-            digest.update(part)
-        if file.read() != digest.digest():
-            return "its digest does not fit"
+            checksum = zlib.crc32(part, checksum)
+        if int.from_bytes(file.read(), "little") != checksum:
+            return "its checksum does not fit"
     return ""
 
 
