@@ -76,7 +76,7 @@ const uint PART_WORDS = 8 * UNITS + 1;
 shared uint words[LANES * PART_WORDS];
 
 uint read_scale(Place place) {
-    return uint(place.is_value ? push.v_scales.value[place.scale] : push.k_scales.value[place.scale]);
+    return place.is_value ? uint(push.v_scales.value[place.scale]) : uint(push.k_scales.value[place.scale]);
 }
 
 void write_scale(Place place, uint scale) {
