@@ -1,4 +1,4 @@
-"""A device that fails in the middle of a step: it is given up at once, and a fresh one computes the same."""
+"""A device that fails while it steps or moves rows: it is given up at once, a fresh one computes the same."""
 
 from __future__ import annotations
 
@@ -79,6 +79,14 @@ def collect(executor: ResidentExecutor) -> None:
     executor.collect()
 
 
+def read_rows(executor: ResidentExecutor) -> None:
+    executor.read_rows(0, [0], 0, 3, np.empty((3, executor.row_bytes[0]), np.uint8))
+
+
+def write_rows(executor: ResidentExecutor) -> None:
+    executor.write_rows(0, [2], 0, 3, np.zeros((3, executor.row_bytes[0]), np.uint8))
+
+
 PHASES = {
     "submission": Phase(nothing, submit, "vkQueueSubmit"),
     "submission behind a step": Phase(submit, submit, "vkQueueSubmit"),
@@ -90,6 +98,11 @@ PHASES = {
     "wait for a read-back": Phase(submit_flat, collect, "vkWaitSemaphores", after=1),
     "submission of further rows": Phase(submit_for_all_rows, collect, "vkQueueSubmit", after=2),
     "wait for further rows": Phase(submit_for_all_rows, collect, "vkWaitSemaphores", after=2),
+    "submission of rows out": Phase(submit, read_rows, "vkQueueSubmit"),
+    "wait for rows out": Phase(submit, read_rows, "vkWaitSemaphores"),
+    "submission of copies before rows": Phase(copy, write_rows, "vkQueueSubmit"),
+    "submission of rows in": Phase(copy, write_rows, "vkQueueSubmit", after=1),
+    "wait for rows in": Phase(submit_twice, write_rows, "vkWaitSemaphores"),
 }
 CASES = [(phase, result) for phase, each in PHASES.items() for result in each.faults]
 
@@ -168,8 +181,9 @@ def test_a_device_that_fails_in_a_step_is_given_up_and_nothing_is_waited_for_or_
         for _ in range(len(executor._flights)):
             with pytest.raises(DeviceLostError, match="was given up"):
                 executor.collect()
-        with pytest.raises(DeviceLostError, match="was given up"):
-            executor.submit(STEP)
+        for call in (submit, read_rows, write_rows):
+            with pytest.raises(DeviceLostError, match="was given up"):
+                call(executor)
         executor.close()
         executor.close()
         device.close()

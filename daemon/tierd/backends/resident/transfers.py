@@ -31,6 +31,11 @@ def staged_bytes(stores: Iterable[RowStore], codec: KVCodec, positions: int) -> 
     return -(-min(MOVE_BYTES, rows * positions) // UNIT) * UNIT
 
 
+def table_bytes(stores: Sequence[RowStore]) -> int:
+    """Return the bytes of the table of planes, of which a layer has four at most."""
+    return 4 * UNIT * len(stores)
+
+
 class Transfers:
     """Transfers of one model. A copy may be asked for by any thread; rows are moved by one, the runner's."""
 
@@ -78,8 +83,7 @@ class Transfers:
         with self._lock:
             noted = [copy for copy in self._noted if copy[2]]
             if noted:
-                commands = self._record_copies(noted)
-                self._copying.append((self._submit(commands), commands))
+                self._copying.append(self._copy(noted))
             self._noted.clear()
 
     def forget_copies(self, value: int) -> None:
@@ -124,34 +128,28 @@ class Transfers:
         codec = self._codec
         part = 2 * codec.bytes if codec.elements > 1 else UNIT
         parts = rows * 2 * store.heads * codec.row_bytes(store.head_size) // part
-        recorder = self._device.recorder()
-        recorder.bind(pipeline)
-        recorder.push(push)
-        recorder.dispatch(-(-parts // _LANES))
-        commands = recorder.finish()
-        self._wait(self._submit(commands))
+        with self._device.recorder() as recorder:
+            recorder.bind(pipeline)
+            recorder.push(push)
+            recorder.dispatch(-(-parts // _LANES))
+            commands = recorder.finish()
+            self._wait(self._device.submit(commands))
         commands.close()
 
-    def _submit(self, commands: Commands) -> int:
-        try:
-            return self._device.submit(commands)
-        except BaseException:
-            commands.close()
-            raise
-
-    def _record_copies(self, copies: Iterable[tuple[int, int, int]]) -> Commands:
-        """Record copies in order: each may take what the one before has brought."""
+    def _copy(self, copies: Iterable[tuple[int, int, int]]) -> tuple[int, Commands]:
+        """Submit copies, in order: each may take what the one before has brought."""
         kernel = manifest.kernel("copy")
-        recorder = self._device.recorder()
-        recorder.bind(self._copy_pipeline)
-        for source, target, positions in copies:
-            strips = -(-positions // STRIP)
-            push = {"planes": self._planes, "source": source, "target": target, "strips": strips}
-            recorder.push(manifest.pack(kernel, **push, region_strips=self._shape.positions // STRIP))
-            groups = -(-strips * self._copy_units // _COPIED_UNITS)
-            recorder.dispatch(groups, self._copy_heads, self._copy_planes)
-            recorder.barrier()
-        return recorder.finish()
+        with self._device.recorder() as recorder:
+            recorder.bind(self._copy_pipeline)
+            for source, target, positions in copies:
+                strips = -(-positions // STRIP)
+                push = {"planes": self._planes, "source": source, "target": target, "strips": strips}
+                recorder.push(manifest.pack(kernel, **push, region_strips=self._shape.positions // STRIP))
+                groups = -(-strips * self._copy_units // _COPIED_UNITS)
+                recorder.dispatch(groups, self._copy_heads, self._copy_planes)
+                recorder.barrier()
+            commands = recorder.finish()
+            return self._device.submit(commands), commands
 
     def _copy_table(self) -> npt.NDArray[np.uint32]:
         """Return what `shaders/copy.comp` reads of all planes, shape (planes, 4)."""
