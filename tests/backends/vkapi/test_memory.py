@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from gpu import host_sees
 from tierd.backends.vkapi import Device, Role
-from tierd.backends.vkapi.facts import MEMORY_BUDGET
+from tierd.backends.vkapi.facts import MEMORY_BUDGET, MemoryHeap
+from tierd.backends.vkapi.memory_types import TypeChoice
 from tierd.errors import DeviceError, DeviceMemoryError
 
 MIB = 1 << 20
@@ -111,6 +113,47 @@ def test_a_block_shrinks_to_what_the_driver_still_has(open_device: Open) -> None
     device.vk.call = call  # type: ignore[method-assign]
     device.buffer(MIB, Role.DEVICE)
     assert asked == [256 * MIB, MIB]
+
+
+def test_what_a_small_window_has_no_room_for_lies_elsewhere(open_device: Open) -> None:
+    """As a GPU's memory that the host writes to directly, of which there are often 256 MiB for all."""
+    device = open_device()
+    memory = device._memory
+    facts, choice = device.facts, TypeChoice(0, True)
+    memory._facts = dataclasses.replace(
+        facts,
+        memory_types=(*facts.memory_types, dataclasses.replace(facts.memory_types[0], heap=1)),
+        heaps=(*facts.heaps, MemoryHeap(1000, True)),
+    )
+    memory._allocated = [0, 0]
+    memory._choices = {**memory._choices, Role.STEP: (TypeChoice(1, True), choice)}
+    buffer = device.buffer(4096, Role.STEP)
+    assert buffer.block.heap == 0
+    assert memory._allocated == [MIB, 0]
+    buffer.close()
+    assert memory._allocated == [0, 0]
+
+
+def test_what_the_driver_refuses_a_step_lies_elsewhere(open_device: Open) -> None:
+    device = open_device()
+    memory, call = device._memory, device.vk.call
+    asked: list[int] = []
+    results = itertools.chain([-2, -2, None], itertools.repeat(-2))
+
+    def refuse(name: str, *args: Any) -> None:
+        if name == "vkAllocateMemory":
+            asked.append(args[1].allocationSize)
+            device.vk.inject(name, next(results))
+        call(name, *args)
+
+    device.vk.call = refuse  # type: ignore[method-assign]
+    memory._choices = {**memory._choices, Role.STEP: 2 * memory._choices[Role.STEP]}
+    view = device.buffer(4096, Role.STEP).view
+    assert view is not None
+    assert asked == [MIB, 4096, MIB]
+    with pytest.raises(DeviceMemoryError):
+        device.buffer(2 * MIB, Role.STEP)
+    assert asked[3:] == [2 * MIB, 2 * MIB]
 
 
 def test_a_large_buffer_gets_an_allocation_of_its_own(open_device: Open) -> None:

@@ -16,7 +16,7 @@ from backends.vkapi.devices import (
 )
 from tierd.backends.vkapi import DeviceFacts, Role
 from tierd.backends.vkapi.facts import MemoryHeap, MemoryType
-from tierd.backends.vkapi.memory_types import TypeChoice, choose_types
+from tierd.backends.vkapi.memory_types import TypeChoice, choose_types, roles_on_device
 from tierd.errors import DeviceError
 
 ALL = [
@@ -52,11 +52,12 @@ def name(value: object) -> str:
 def test_each_role_gets_the_type_that_suits_it(
     facts: DeviceFacts, device: int, mapped: bool, upload: int, readback: int, step: int
 ) -> None:
+    steps = [TypeChoice(index, True) for index in (step, upload)]
     assert choose_types(facts.memory_types, facts.heaps) == {
-        Role.DEVICE: TypeChoice(device, mapped),
-        Role.UPLOAD: TypeChoice(upload, True),
-        Role.READBACK: TypeChoice(readback, True),
-        Role.STEP: TypeChoice(step, True),
+        Role.DEVICE: (TypeChoice(device, mapped),),
+        Role.UPLOAD: (TypeChoice(upload, True),),
+        Role.READBACK: (TypeChoice(readback, True),),
+        Role.STEP: tuple(steps if step != upload else steps[:1]),
     }
 
 
@@ -78,26 +79,43 @@ def test_hidden_from_the_host_device_memory_has_no_view_and_steps_are_written_el
     facts: DeviceFacts, device: int, step: int
 ) -> None:
     chosen = choose_types(facts.memory_types, facts.heaps, hide_host_visible=True)
-    assert chosen[Role.DEVICE] == TypeChoice(device, False)
-    assert chosen[Role.STEP] == chosen[Role.UPLOAD] == TypeChoice(step, True)
+    assert chosen[Role.DEVICE] == (TypeChoice(device, False),)
+    assert chosen[Role.STEP] == chosen[Role.UPLOAD] == (TypeChoice(step, True),)
 
 
 @pytest.mark.parametrize("hidden", [False, True])
 @pytest.mark.parametrize("facts", ALL, ids=name)
 def test_what_is_mapped_is_coherent_and_nothing_special_is_taken(facts: DeviceFacts, hidden: bool) -> None:
-    for role, choice in choose_types(facts.memory_types, facts.heaps, hide_host_visible=hidden).items():
-        entry = facts.memory_types[choice.index]
-        assert not entry.special
-        assert not choice.mapped or (entry.host_visible and entry.coherent)
-        assert role is not Role.DEVICE or entry.device_local
+    for role, choices in choose_types(facts.memory_types, facts.heaps, hide_host_visible=hidden).items():
+        for choice in choices:
+            entry = facts.memory_types[choice.index]
+            assert not entry.special
+            assert not choice.mapped or (entry.host_visible and entry.coherent)
+            assert role is not Role.DEVICE or entry.device_local
+
+
+@pytest.mark.parametrize(
+    ("facts", "others"),
+    [
+        (NVIDIA, []),
+        (NVIDIA_RESIZABLE_BAR, [Role.STEP]),
+        (AMD_INTEGRATED, [Role.STEP]),
+        (INTEL_INTEGRATED, [Role.UPLOAD, Role.READBACK, Role.STEP]),
+        (INTEL_ARC, [Role.STEP]),
+        (LLVMPIPE, [Role.UPLOAD, Role.READBACK, Role.STEP]),
+    ],
+    ids=name,
+)
+def test_roles_that_take_of_the_devices_own_heap(facts: DeviceFacts, others: list[Role]) -> None:
+    assert roles_on_device(facts.memory_types, facts.heaps) == {Role.DEVICE, *others}
 
 
 def test_only_types_that_buffers_may_be_in_are_taken() -> None:
     facts = AMD_RESIZABLE_BAR
     usable = ~(1 << 3 | 1 << 2)
     chosen = choose_types(facts.memory_types, facts.heaps, usable=usable)
-    assert chosen[Role.DEVICE].index == 4
-    assert chosen[Role.UPLOAD].index == 5
+    assert chosen[Role.DEVICE][0].index == 4
+    assert chosen[Role.UPLOAD][0].index == 5
 
 
 def test_a_table_without_memory_for_a_role_is_refused() -> None:

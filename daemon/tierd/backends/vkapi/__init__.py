@@ -10,7 +10,7 @@ from tierd.backends.vkapi.commands import Commands, Recorder
 from tierd.backends.vkapi.device import Device, available
 from tierd.backends.vkapi.facts import DeviceFacts
 from tierd.backends.vkapi.memory import Buffer
-from tierd.backends.vkapi.memory_types import Role
+from tierd.backends.vkapi.memory_types import Role, roles_on_device
 from tierd.backends.vkapi.pipelines import Pipeline
 from tierd.backends.vkapi.upload import Part
 
@@ -26,4 +26,5 @@ __all__ = [
     "available",
     "choose_device",
     "choose_matrix",
+    "roles_on_device",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tierd.backends.vkapi.binding import Vk
 from tierd.backends.vkapi.facts import MEMORY_BUDGET, DeviceFacts
-from tierd.backends.vkapi.memory_types import Role, choose_types
+from tierd.backends.vkapi.memory_types import Role, TypeChoice, choose_types
 from tierd.backends.vkapi.ranges import Ranges, aligned
 from tierd.errors import DeviceError, DeviceMemoryError
 
@@ -45,11 +45,15 @@ def _hidden_by_environment() -> bool:
 class Block:
     """One allocation with the one VkBuffer that spans it.
 
-    address: where shaders find it. view: its bytes where the host sees them, else None.
+    heap: what it was taken from. address: where shaders find it. view: its bytes where the host sees them,
+    else None.
     """
 
-    def __init__(self, handle: Any, memory: Any, address: int, view: memoryview | None, size: int) -> None:
+    def __init__(
+        self, handle: Any, memory: Any, heap: int, address: int, view: memoryview | None, size: int
+    ) -> None:
         self.handle = handle
+        self.heap = heap
         self.memory = memory
         self.address = address
         self.view = view
@@ -118,7 +122,7 @@ class Memory:
         probe = self._create_buffer(aligned(1))
         usable = int(self._requirements(probe).memoryTypeBits)
         vk.call("vkDestroyBuffer", vk.device, probe, vk.null)
-        self._types = choose_types(
+        self._choices = choose_types(
             facts.memory_types, facts.heaps, usable=usable, hide_host_visible=hide_host_visible
         )
 
@@ -146,18 +150,18 @@ class Memory:
                 self.used -= aligned(buffer.size)
             if not block.ranges.taken:
                 self._blocks[buffer.role].remove(block)
-                self._free(block, buffer.role)
+                self._free(block)
 
     def budget(self) -> int:
         """Return the bytes that buffers of role DEVICE may take in all, those that are taken included."""
         with self._lock:
-            return self._held(Role.DEVICE) + self._left(Role.DEVICE)
+            return self._held(Role.DEVICE) + self._left(Role.DEVICE, self._choices[Role.DEVICE][0])
 
     def close(self) -> None:
         """Free everything. The device is done with it, and no buffer may be used any more."""
-        for role, blocks in self._blocks.items():
+        for blocks in self._blocks.values():
             for block in blocks:
-                self._free(block, role)
+                self._free(block)
             blocks.clear()
 
     def _place(self, size: int, role: Role) -> tuple[Block, int]:
@@ -171,14 +175,24 @@ class Memory:
         return block, start
 
     def _add_block(self, size: int, role: Role) -> Block:
-        """Allocate a block with room for `size` bytes: a usual one if there is room, else just that."""
+        """Allocate a block with room for `size` bytes in the first heap that has it."""
+        *better, last = self._choices[role]
+        for choice in better:
+            try:
+                return self._add_block_of(size, role, choice)
+            except DeviceMemoryError as error:
+                log.info("%s: memory for the role %s is taken elsewhere", error, role.value)
+        return self._add_block_of(size, role, last)
+
+    def _add_block_of(self, size: int, role: Role, choice: TypeChoice) -> Block:
+        """Allocate a usual block if there is room, else just what is asked for."""
         limits = self._facts.limits
         if size > limits.allocation:
             raise DeviceMemoryError(
                 f"{self._facts.name} allocates {limits.allocation >> 20} MiB at a time, and {size >> 20} MiB "
                 "are asked for in one piece; use a smaller model or context"
             )
-        left = self._left(role)
+        left = self._left(role, choice)
         if size > left:
             total = self._held(role) + left
             raise DeviceMemoryError(
@@ -188,13 +202,13 @@ class Memory:
         usual = min(_BLOCK_BYTES[role], limits.allocation, left) // aligned(1) * aligned(1)
         if size <= _BLOCK_BYTES[role] // 2 and usual > size:
             try:
-                return self._allocate(usual, role)
+                return self._allocate(usual, role, choice)
             except DeviceMemoryError:
                 pass  # the rest may still fit what was asked for
-        return self._allocate(size, role)
+        return self._allocate(size, role, choice)
 
-    def _allocate(self, size: int, role: Role) -> Block:
-        vk, choice = self._vk, self._types[role]
+    def _allocate(self, size: int, role: Role, choice: TypeChoice) -> Block:
+        vk = self._vk
         structs = vk.structs()
         handle = self._create_buffer(size)
         memory = vk.null
@@ -216,17 +230,17 @@ class Memory:
             vk.call("vkDestroyBuffer", vk.device, handle, vk.null)
             vk.call("vkFreeMemory", vk.device, memory, vk.null)
             raise
-        block = Block(handle, memory, address, view, size)
+        block = Block(handle, memory, self._heap(choice), address, view, size)
         self._blocks[role].append(block)
-        self._allocated[self._heap(role)] += size
+        self._allocated[block.heap] += size
         return block
 
-    def _free(self, block: Block, role: Role) -> None:
+    def _free(self, block: Block) -> None:
         """Freeing memory unmaps it."""
         vk = self._vk
         vk.call("vkDestroyBuffer", vk.device, block.handle, vk.null)
         vk.call("vkFreeMemory", vk.device, block.memory, vk.null)
-        self._allocated[self._heap(role)] -= block.ranges.size
+        self._allocated[block.heap] -= block.ranges.size
 
     def _create_buffer(self, size: int) -> Any:
         """Make a VkBuffer that all families share: that costs a buffer nothing, and none has to own it."""
@@ -252,15 +266,15 @@ class Memory:
         self._vk.call("vkGetBufferMemoryRequirements", self._vk.device, handle, needed)
         return needed
 
-    def _heap(self, role: Role) -> int:
-        return self._facts.memory_types[self._types[role].index].heap
+    def _heap(self, choice: TypeChoice) -> int:
+        return self._facts.memory_types[choice.index].heap
 
     def _held(self, role: Role) -> int:
         return sum(block.ranges.size for block in self._blocks[role])
 
-    def _left(self, role: Role) -> int:
-        """Return the bytes that may still be allocated for a role."""
-        heap = self._heap(role)
+    def _left(self, role: Role, choice: TypeChoice) -> int:
+        """Return the bytes that may still be allocated for a role in memory of a type."""
+        heap = self._heap(choice)
         size = self._facts.heaps[heap].size
         if MEMORY_BUDGET in self._facts.extensions:
             left = self._driver_left(heap)

@@ -38,8 +38,10 @@ def choose_types(
     *,
     usable: int = ~0,
     hide_host_visible: bool = False,
-) -> Mapping[Role, TypeChoice]:
-    """Return the memory type of each role.
+) -> Mapping[Role, tuple[TypeChoice, ...]]:
+    """Return the memory types of each role, the best first; the next one is for when that one's heap is full.
+
+    Only what the host writes in every step has a second one: what it writes best may be a small window.
 
     usable: a bit for each type that buffers may be in. hide_host_visible: device-local memory is treated as
     if the host could not see it, wherever another way exists. Only coherent memory is mapped, so nothing ever
@@ -73,8 +75,14 @@ def choose_types(
     if not hide_host_visible:
         step = pick(Role.STEP, mappable, lambda entry: (entry.device_local, not entry.cached))
     return {
-        Role.DEVICE: TypeChoice(device, mappable(types[device]) and not hide_host_visible),
-        Role.UPLOAD: TypeChoice(upload, True),
-        Role.READBACK: TypeChoice(readback, True),
-        Role.STEP: TypeChoice(step, True),
+        Role.DEVICE: (TypeChoice(device, mappable(types[device]) and not hide_host_visible),),
+        Role.UPLOAD: (TypeChoice(upload, True),),
+        Role.READBACK: (TypeChoice(readback, True),),
+        Role.STEP: tuple(TypeChoice(index, True) for index in dict.fromkeys((step, upload))),
     }
+
+
+def roles_on_device(types: Sequence[MemoryType], heaps: Sequence[MemoryHeap]) -> frozenset[Role]:
+    """Return the roles whose memory comes out of the heap that role DEVICE has, itself among them."""
+    chosen = {role: types[choices[0].index].heap for role, choices in choose_types(types, heaps).items()}
+    return frozenset(role for role, heap in chosen.items() if heap == chosen[Role.DEVICE])
