@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from backends.vkapi import devices
+from tierd.backends.protocol import MOVE_BYTES
+from tierd.backends.resident.draws import picked_bytes
 from tierd.backends.resident.lowering import Lowering
-from tierd.backends.resident.memory import Demand
+from tierd.backends.resident.memory import SEATS, Demand
 from tierd.backends.vkapi.facts import DeviceFacts
 from tierd.errors import UnsupportedModelError
 from tierd.models import GGUFFile, build_plan
@@ -58,6 +60,20 @@ def test_what_steps_compute_with_is_one_piece(path: Path) -> None:
     widths = 2 * WIDTH + 3 * 64 + 2 * FF  # of x, its norm, q, k, v and those of the feed-forward, at least
     assert largest(path, 64, max_rows=8192) > 8192 * widths * 4
     assert largest(path, 64, max_rows=16384) == 2 * largest(path, 64, max_rows=8192)
+
+
+def test_what_the_host_sees_counts_where_it_lies_in_the_devices_memory(path: Path) -> None:
+    """Rows of logits that are read back, and what rows of K/V go through, each way: 256 bytes a position."""
+    needed = []
+    for facts in (devices.NVIDIA, devices.INTEL_ARC, devices.INTEL_INTEGRATED, devices.LLVMPIPE):
+        want = Want(mode="auto", regions=3, streams=3, max_rows=1)
+        with GGUFFile.open(path) as file:
+            need = need_of(want, build_plan(file), demand_of(file, facts))
+        needed.append((need.bytes_at(64), need.bytes_at(1 << 16)))
+    own, discrete, integrated, software = needed
+    assert own == discrete
+    logits = SEATS * (3 * VOCABULARY * 4 + picked_bytes(3))
+    assert integrated == software == (own[0] + logits + 2 * 64 * 256, own[1] + logits + 2 * MOVE_BYTES)
 
 
 def test_matrices_with_more_rows_than_a_grid_has_groups_are_declined(path: Path) -> None:

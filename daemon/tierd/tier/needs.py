@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from tierd.backends.resident.draws import draw_bytes
+from tierd.backends.resident.draws import draw_bytes, picked_bytes
 from tierd.backends.resident.image_layout import ALIGNMENT
 from tierd.backends.resident.memory import SEATS, Demand, Shape, logits_bytes
 from tierd.backends.resident.regions import plane_bytes, region_bytes
 from tierd.backends.resident.shapes import shape_bytes
+from tierd.backends.resident.transfers import staged_bytes, table_bytes
+from tierd.backends.vkapi import Role, roles_on_device
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
 from tierd.tier.budget import Need
 from tierd.tier.want import Want
 
 # Those that are not one for each matrix, rope or layer. Each buffer may take up to ALIGNMENT bytes more.
-_OTHER_BUFFERS = 4 + 4 * SEATS
+_OTHER_BUFFERS = 5 + 4 * SEATS
 
 
 def shape_of(want: Want, positions: int) -> Shape:
@@ -32,11 +34,17 @@ def need_of(want: Want, plan: Plan, demand: Demand) -> Need:
 
     buffers = len(demand.layout.matrices) + len(demand.ropes) + 2 * len(demand.stores) + _OTHER_BUFFERS
     besides = SEATS * draw_bytes(plan.vocabulary, selected) + buffers * ALIGNMENT
-    besides += shape_bytes(demand.stores, codec)
+    besides += shape_bytes(demand.stores, codec) + table_bytes(demand.stores)
+    read_back = SEATS * (logits_bytes(plan.vocabulary, selected) + picked_bytes(selected))
+    on_device = roles_on_device(demand.facts.memory_types, demand.facts.heaps)
 
     def bytes_at(positions: int) -> int:
         rows = regions * region_bytes(demand.stores, codec, positions)
-        return demand.working_bytes(shape_of(want, positions)) + rows + besides
+        staged = staged_bytes(demand.stores, codec, positions)
+        # What comes and goes counts where the host's memory is the device's.
+        by_role = {Role.UPLOAD: staged, Role.READBACK: staged + read_back}
+        there = sum(size for role, size in by_role.items() if role in on_device)
+        return demand.working_bytes(shape_of(want, positions)) + rows + besides + there
 
     def largest_at(positions: int) -> int:
         planes = [plane_bytes(store, codec, regions, positions) for store in demand.stores]

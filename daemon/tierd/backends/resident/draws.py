@@ -60,7 +60,7 @@ class Draws:
         changes = memory.buffer(_MOST_CHANGES * ADJUSTMENT.itemsize, Role.STEP)
         words = -(-vocabulary // (32 * _MASK_WORDS)) * _MASK_WORDS
         masks = memory.buffer(rows * words * 4, Role.STEP)
-        picked = memory.buffer(rows * _PICKED.itemsize, Role.READBACK)
+        picked = memory.buffer(picked_bytes(rows), Role.READBACK)
         assert asked.view is not None
         assert changes.view is not None
         assert masks.view is not None
@@ -191,3 +191,8 @@ def draw_bytes(vocabulary: int, rows: int) -> int:
     """Return the bytes of device memory that the draws of one step in flight take."""
     parts = -(-vocabulary // _PART_IDS)
     return rows * (parts * (_PART_BLOCKS * 4 + _MASS_BYTES) + 4)
+
+
+def picked_bytes(rows: int) -> int:
+    """Return the bytes that come back of the draws of one step in flight."""
+    return rows * _PICKED.itemsize

@@ -60,6 +60,7 @@ class Demand:
     """What a model needs of a device besides K and V.
 
     lowering: its ops. matrices, vectors, ropes: what they use. layout: of its image. stores: of all layers.
+    facts: of the device.
     """
 
     def __init__(self, plan: Plan, file: GGUFFile, lowering: Lowering, facts: DeviceFacts) -> None:
@@ -76,7 +77,7 @@ class Demand:
         self._attends = [op for op in every if isinstance(op, ops.Attend)]
         self.lowering = lowering
         self._plan = plan
-        self._facts = facts
+        self.facts = facts
 
     def activations(self, shape: Shape) -> Activations:
         """Place what steps compute with."""
@@ -84,7 +85,7 @@ class Demand:
 
     def split(self, positions: int) -> Split:
         """Say how attention may be split; positions: of a region."""
-        return Split.of(self._attends, positions, self._facts)
+        return Split.of(self._attends, positions, self.facts)
 
     def working_bytes(self, shape: Shape) -> int:
         """Return the bytes of weights and of all that steps compute with."""
