@@ -182,8 +182,8 @@ def test_what_is_closed_while_it_is_fetched_can_still_be_read(bank: Bank, spill:
     entry = written(bank, spill, 1, 6)
     bank.close(put(bank, 2, 7, live=True))
     bank.pin(entry)
-    told = fetch(bank, entry)
     assert bank.flush() == 1
+    told = fetch(bank, entry)
     assert finish(bank, spill) is entry
     assert told == [True]
     assert all((layer == 1).all() for layer in entry.layers)

@@ -164,7 +164,10 @@ class Bank:
         self._go_on()
 
     def close(self, entry: Banked) -> None:
-        """Give an entry's room back, once nobody reads it; it is not found any more. Again does nothing."""
+        """Give an entry's room back. Again does nothing.
+
+        One with pins is not found any more, but is there for those who hold them, until the last is off.
+        """
         if entry.pins:
             entry.closing = True
         elif entry in self._entries:
@@ -219,7 +222,7 @@ class Bank:
             self._on_drop(entry)
 
     def _refuse_closed(self, entry: Banked) -> None:
-        if entry.closing or entry not in self._entries:
+        if entry not in self._entries:
             raise ValueError("the entry is closed")
 
     def _remove(self, entry: Banked) -> None:
