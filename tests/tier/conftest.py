@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from faulty import take_back
 from tier.tiers import TierOf, build
+from tierd.backends.vkapi import Device
 from tiny import write_llama
 
 
@@ -18,7 +20,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tier_of() -> Iterator[TierOf]:
+def tier_of(opened: list[Device]) -> Iterator[TierOf]:
     """Builds tiers of models, with settings of [gpu]; see `tiers.build`."""
     with ExitStack() as stack:
         yield partial(build, stack)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Device]]:
+    """All devices that are opened meanwhile, closed after the test."""
+    devices: list[Device] = []
+    open = Device.open
+
+    def noted(**options: object) -> Device:
+        devices.append(open(**options))  # type: ignore[arg-type]
+        return devices[-1]
+
+    monkeypatch.setattr(Device, "open", noted)
+    yield devices
+    for device in devices:
+        take_back(device)
+        device.close()

@@ -17,6 +17,8 @@ from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.vkapi import Role
 from tierd.core import Batch, Chunk
 from tierd.errors import DeviceLostError, DeviceMemoryError
+from tierd.kv.bank import Bank
+from tierd.kv.gone import Gone
 from tierd.models import GGUFFile, build_plan
 from tierd.settings import EngineSettings, GPUSettings, ModelSettings, Settings
 from tierd.slot import open_slot
@@ -83,7 +85,7 @@ def test_what_is_promised_is_what_is_taken(tmp_path: Path, kv_dtype: str) -> Non
     settings = Settings(
         engine=EngineSettings(chunk_rows=16), gpu=GPUSettings(allow_software=True), models=(each,)
     )
-    with closing(ThreadPool(1)) as pool, closing(DeviceSite(settings, pool)) as site:
+    with closing(ThreadPool(1)) as pool, closing(DeviceSite(settings, pool, Bank(0), Gone())) as site:
         slot = open_slot(each, settings, site)
         share = site.shares()["wide"]
         assert isinstance(share, Placement)
@@ -114,18 +116,18 @@ def test_a_region_may_hold_less_than_the_context_unless_all_must_be_there(
             placed = tier.put(each, settings, build_plan(file), file)
         assert 512 <= placed.region_positions < 4096
         assert placed.context == (4096 if require == "none" else placed.region_positions)
-        assert (placed.regions, placed.scratch, placed.executor.pages) == (2, 2, 3)
+        assert (placed.regions, placed.scratch, placed.home.executor.pages) == (2, 2, 3)
         assert (placed.codec, placed.prefill_window) == ("f16", 16 + 2)
         assert (placed.resident_decline, placed.declined) == ("", None)
         assert tier.status().used <= 2 << 20
-        placed.executor.close()
+        placed.home.executor.close()
 
 
 def test_streams_may_have_fewer_regions(tiny: Path, tier_of: TierOf) -> None:
     each = model(tiny, regions=1, resident_prefill_allowed=True)
     tier, _ = tier_of(each)
     slot = tier.open(each)
-    assert (slot.executor.pages, slot.pool.total, slot.scratch) == (2, 1, 1)
+    assert (slot.executor.pages, slot.home.room.total, slot.scratch) == (2, 1, 1)
     slot.close()
 
 

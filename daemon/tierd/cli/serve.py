@@ -23,6 +23,9 @@ from tierd.engine import Engine
 from tierd.errors import SettingsError, TierdError
 from tierd.http import AdminServer, Mailboxes, Server, create_admin_app, serve
 from tierd.http.listeners import listen, listen_at, url
+from tierd.kv.bank import Bank
+from tierd.kv.gone import Gone
+from tierd.kv.sizing import bank_limit
 from tierd.metrics import Metrics
 from tierd.settings import AdminSettings, ModelSettings, Settings, admin_sockets
 from tierd.tier.host_site import HostSite
@@ -42,7 +45,9 @@ def run(settings: Settings) -> None:
         doors = AdminDoors(settings.admin, stack)
         mailboxes, metrics = Mailboxes(), Metrics(__version__)
         backend = HostBackend(settings.engine.threads)
-        tier = Tier(settings, HostSite(backend), backend.pool)
+        gone = Gone()
+        bank = Bank(bank_limit(settings.kv), on_drop=gone.dropped)
+        tier = Tier(settings, HostSite(backend), backend.pool, bank=bank, gone=gone)
         metrics.gpu_memory.labels("used").set_function(lambda: tier.status().used)
         metrics.gpu_memory.labels("budget").set_function(lambda: tier.status().budget)
         engine = Engine(mailboxes.deliver, open_slot=tier.open, metrics=metrics, settings=settings)

@@ -1,17 +1,23 @@
-"""Whether this box can serve on a backend at all: each is asked once, and what it says is kept."""
+"""Whether this box can serve on a backend at all: each is asked once, and what it says is kept.
+
+A device that is given up in the middle of its work is tried again after a while: a fresh one is opened,
+without the memory that the others still hold.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tierd.backends.resident.image import default_directory
 from tierd.backends.resident.witness import witness
 from tierd.backends.vkapi import Device, choose_matrix
-from tierd.errors import DeviceError, DeviceLostError, DeviceTimeoutError
+from tierd.errors import DeviceError
 from tierd.settings import GPUSettings
+from tierd.tier.retries import TRIES, Retries
 from tierd.tier.status import BIT_FOR_BIT
 
 log = logging.getLogger(__name__)
@@ -21,49 +27,128 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """reason: why the box cannot serve there, "" when it can. device: opened then, else None."""
+    """reason: why the box cannot serve there, "" when it can. device: opened then, else None.
+
+    lost: there was one that was given up.
+    """
 
     reason: str
     device: Device | None
+    lost: bool = False
 
 
 _NOT_OPENED, _CLOSED = Verdict("not opened", None), Verdict("closed", None)
 
 
+@dataclass(slots=True)
+class _Backend:
+    """What is known of a backend. given_up: devices that were, the latest last. fault: why."""
+
+    verdict: Verdict = _NOT_OPENED
+    given_up: list[Device] = field(default_factory=list)
+    retries: Retries = field(default_factory=Retries)
+    fault: str = ""
+
+
 class Availability:
     """The verdicts on all backends. Any thread may ask; the first waits for the backend's witness."""
 
-    def __init__(self, settings: GPUSettings) -> None:
+    def __init__(self, settings: GPUSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: tells monotonic seconds."""
         self._settings = settings
-        self._lock = threading.Lock()
-        self._verdicts: dict[str, Verdict] = {}
+        self._clock = clock
+        self._opening = threading.Lock()  # held while a device is opened, which takes seconds
+        self._lock = threading.Lock()  # of what follows
+        self._backends = {name: _Backend() for name in WITNESSES}
 
     def backend_available(self, name: str) -> Verdict:
         """Return the verdict on a backend, one of WITNESSES."""
-        with self._lock:
-            if name not in self._verdicts:
-                self._verdicts[name] = WITNESSES[name](self._settings)
-            return self._verdicts[name]
+        with self._opening:
+            if self.known(name) is _NOT_OPENED:
+                self._open(name)
+            return self.known(name)
 
     def known(self, name: str) -> Verdict:
         """Return the verdict on a backend without asking it; one that was not asked is "not opened"."""
-        return self._verdicts.get(name, _NOT_OPENED)
+        return self._backends[name].verdict
+
+    def lost(self, name: str) -> float | None:
+        """Return when a backend's device may be tried again, if it was given up. Waits for nothing.
+
+        Monotonic seconds; now where a fresh one is there already; None where it was tried too often. What was
+        given up since the last call is noted.
+        """
+        with self._lock:
+            backend, now = self._backends[name], self._clock()
+            device = backend.verdict.device
+            if device is not None and not device.abandoned:
+                return now
+            if device is not None:
+                backend.given_up.append(device)
+                backend.fault = device.abandoned
+                backend.retries.fault(now)
+                self._tell_lost(backend)
+            return backend.retries.due
+
+    def probe(self, name: str) -> Verdict:
+        """Try a backend again whose device was given up, once that is due; return the verdict as it is then.
+
+        Takes seconds: a fresh device is opened and has to compute something.
+        """
+        with self._opening:
+            due = self.lost(name)
+            if self.known(name).lost and due is not None and due <= self._clock():
+                self._open(name)
+            return self.known(name)
+
+    def faults(self, name: str) -> tuple[int, str]:
+        """Return how often a backend's device was given up in the middle of its work, and why it was last."""
+        backend = self._backends[name]
+        return backend.retries.faults, backend.fault
+
+    def retry_at(self, name: str) -> float | None:
+        """Return when a backend is due to be tried again, None when it is not."""
+        return self._backends[name].retries.due
 
     def close(self) -> None:
         """Close the devices that were opened. Nothing may run there any more, and none is opened again."""
-        with self._lock:
-            verdicts, self._verdicts = self._verdicts, dict.fromkeys(WITNESSES, _CLOSED)
-        for verdict in verdicts.values():
+        with self._opening, self._lock:
+            verdicts = [backend.verdict for backend in self._backends.values()]
+            for backend in self._backends.values():
+                backend.verdict = _CLOSED
+        for verdict in verdicts:
             if verdict.device is not None:
                 verdict.device.close()
 
+    def _open(self, name: str) -> None:
+        """Open a backend's device, the first or a fresh one, and note the verdict."""
+        backend = self._backends[name]
+        verdict = WITNESSES[name](self._settings, backend.given_up)
+        with self._lock:
+            again = backend.verdict.lost
+            backend.verdict = verdict
+            if again and verdict.device is not None:
+                backend.retries.succeeded(self._clock())
+            elif again:
+                backend.fault = verdict.reason
+                backend.retries.failed(self._clock())
+                self._tell_lost(backend)
 
-def _resident(settings: GPUSettings) -> Verdict:
-    """Open the Vulkan device, and let it compute something."""
+    def _tell_lost(self, backend: _Backend) -> None:
+        retries, reason = backend.retries, backend.fault
+        if retries.due is None:
+            reason += f"; it has been tried {TRIES} times and is left alone: restart tierd to use it again"
+        backend.verdict = Verdict(reason, None, lost=True)
+        log.error("the device cannot be used: %s", reason)
+
+
+def _resident(settings: GPUSettings, given_up: list[Device]) -> Verdict:
+    """Open the Vulkan device, and let it compute something. One that fails at that is given up."""
     try:
         device = Device.open(
             allow_software=settings.allow_software,
             vram_limit=settings.vram_limit_mb * _MIB,
+            given_up=given_up,
             pipeline_cache=default_directory().with_name("pipelines"),
             cooperative_matrix=settings.cooperative_matrix,
         )
@@ -71,9 +156,9 @@ def _resident(settings: GPUSettings) -> Verdict:
         return Verdict(str(error), None)
     try:
         witness(device)
-    except (DeviceLostError, DeviceTimeoutError) as error:  # left behind: closing it would wait for it
-        return Verdict(str(error), None)
     except DeviceError as error:
+        if device.abandoned:
+            given_up.append(device)
         device.close()
         return Verdict(str(error), None)
     facts = device.facts
@@ -95,4 +180,4 @@ def products_of(device: Device) -> str:
     return BIT_FOR_BIT if matrix is None else f"on cooperative matrices of {matrix}, not {BIT_FOR_BIT}"
 
 
-WITNESSES: dict[str, Callable[[GPUSettings], Verdict]] = {"resident": _resident}
+WITNESSES: dict[str, Callable[[GPUSettings, list[Device]], Verdict]] = {"resident": _resident}

@@ -64,6 +64,10 @@ class HostSite:
             prefill_window=max_rows,
         )
 
+    def release(self, model: str) -> None:
+        """Note that a model is not there any more."""
+        self._promised.settle(model, 0)
+
 
 def _check_memory(needed: int, max_rows: int) -> None:
     """Raise ModelError where taking so many bytes would leave the machine without memory."""

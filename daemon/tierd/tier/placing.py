@@ -21,10 +21,14 @@ from tierd.errors import (
     UnsupportedCodecError,
     UnsupportedModelError,
 )
+from tierd.kv.bank import Bank
+from tierd.kv.gone import Gone
 from tierd.models import GGUFFile
 from tierd.models.plan import Plan
 from tierd.settings import ModelSettings, Settings
-from tierd.slot import Placed, Site, Slot, open_slot
+from tierd.slot import Placed, Slot, open_slot
+from tierd.tier.fallback import TierFallback
+from tierd.tier.host_site import HostSite
 from tierd.tier.status import TierStatus
 from tierd.tier.want import Want
 
@@ -37,11 +41,21 @@ log = logging.getLogger(__name__)
 class Tier:
     """Opens models where they belong. Any thread may ask. Without a want there is no Vulkan at all."""
 
-    def __init__(self, settings: Settings, host: Site, pool: ThreadPool) -> None:
-        """pool: threads that pack and copy weights."""
+    def __init__(
+        self,
+        settings: Settings,
+        host: HostSite,
+        pool: ThreadPool,
+        *,
+        bank: Bank | None = None,
+        gone: Gone | None = None,
+    ) -> None:
+        """pool: threads that pack and copy weights. bank: takes rows that no region has room for; None: they
+        are lost. gone: remembers those that are. The engine thread alone uses these two.
+        """
         self._settings = settings
         self._host = host
-        self._device = _device_site(settings, pool)
+        self._device = _device_site(settings, pool, bank or Bank(0), gone or Gone())
         self._said = threading.Lock()  # taken once it was said that there is no device
 
     def open(self, model: ModelSettings) -> Slot:
@@ -57,7 +71,12 @@ class Tier:
         if not want or self._device is None:
             return self._host.put(model, settings, plan, file)
         try:
-            return self._device.put(model, settings, plan, file)
+            placed = self._device.put(model, settings, plan, file)
+            refusal = (
+                "" if want.require == "none" else f"`require` demands that it is {want.require} on the GPU"
+            )
+            fallback = TierFallback(settings, self._device, self._host, refusal)
+            return dataclasses.replace(placed, fallback=fallback)
         except (DeviceError, UnsupportedModelError) as error:
             decline, declined = str(error), reason_of(error)
         if want.require != "none":
@@ -65,6 +84,12 @@ class Tier:
         placed = self._host.put(model, settings, plan, file)
         self._say(model.id, want, decline)
         return dataclasses.replace(placed, resident_decline=decline, declined=declined)
+
+    def release(self, model: str) -> None:
+        """Give the room back that a model had, which has ended. Waits for nothing."""
+        self._host.release(model)
+        if self._device is not None:
+            self._device.release(model)
 
     def status(self) -> TierStatus:
         """Return how the device stands."""
@@ -98,7 +123,7 @@ class Foreseen:
 def foresee(settings: Settings) -> dict[str, Foreseen]:
     """Return where each sound configured model would run if it were loaded now. Puts nothing anywhere."""
     with closing(ThreadPool(1)) as pool:
-        site = _device_site(settings, pool)
+        site = _device_site(settings, pool, Bank(0), Gone())
         if site is None:
             return {model.id: Foreseen("cpu") for model in settings.models}
         with closing(site):
@@ -132,10 +157,10 @@ def required_error(required: str, decline: str) -> RequiredTierError:
     return RequiredTierError(f"it must be {required} on the GPU, as `require` demands, but {decline}")
 
 
-def _device_site(settings: Settings, pool: ThreadPool) -> DeviceSite | None:
+def _device_site(settings: Settings, pool: ThreadPool, bank: Bank, gone: Gone) -> DeviceSite | None:
     """Return the device as a site, None when it is turned off: then nothing of Vulkan is imported."""
     if settings.gpu.mode == "off":
         return None
     from tierd.tier.device_site import DeviceSite
 
-    return DeviceSite(settings, pool)
+    return DeviceSite(settings, pool, bank, gone)

@@ -14,7 +14,8 @@ class TierStatus:
 
     products: how it multiplies by matrices, BIT_FOR_BIT or other words; "" when there is none.
     used, budget: bytes that models take, and may. reservations: of each model that has got room there.
-    faults: how often the device failed in its work and was given up; fault: what it said last.
+    faults: how often the device failed in its work and was given up; fault: what it said last. retry_s:
+    seconds until it is tried again, None where it is not.
     """
 
     backend: str = ""
@@ -26,6 +27,7 @@ class TierStatus:
     reason: str = ""
     faults: int = 0
     fault: str = ""
+    retry_s: float | None = None
 
     @property
     def free(self) -> int:

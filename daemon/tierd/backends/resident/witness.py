@@ -17,8 +17,7 @@ _TIMEOUT_S = 10.0
 def witness(device: Device) -> None:
     """Add two arrays on a device.
 
-    Raises DeviceError when that fails or comes out wrong, DeviceTimeoutError when it does not end: then the
-    device must neither be waited on nor closed.
+    Raises DeviceError when that fails or comes out wrong, DeviceTimeoutError when it does not end.
     """
     a = np.arange(_ROWS * _WIDTH, dtype=np.float32).reshape(_ROWS, _WIDTH)
     values = [a, a[::-1] * np.float32(0.5), np.zeros_like(a)]
