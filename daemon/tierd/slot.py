@@ -12,7 +12,7 @@ from tierd.backends import library
 from tierd.backends.protocol import Executor
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
-from tierd.core import Batch, PassReason, Sequence
+from tierd.core import Batch, Chunk, PassReason, Sequence
 from tierd.errors import ModelError, ModelFileError, RequiredTierError, SettingsError
 from tierd.kv.home import Home
 from tierd.kv.moves import Move
@@ -24,15 +24,30 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Guest:
+    """A chunk of a stream that is elsewhere, to be computed in the scratch region."""
+
+    sequence: Sequence
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """A batch and whose rows it holds: chunk i belongs to sequence i.
 
+    guests: whose chunks come behind these; their streams are elsewhere.
     void: sequences whose row was fed another token than the one that the stream got before it.
     """
 
     batch: Batch
     sequences: tuple[Sequence, ...]
+    guests: tuple[Guest, ...] = ()
     void: set[Sequence] = field(default_factory=set)
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The chunks of its sequences."""
+        return self.batch.chunks[: len(self.sequences)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +119,7 @@ class Slot:
     be here no longer and wait for a place on the CPU.
     steps: what the executor has been given and is not done with, oldest first. Pages of a sequence of a step
     stay its own until the step is done, even when the sequence has left.
+    guests: chunks to be computed in the scratch region.
     move: what is at work on a slice of the first of `home.moves`, None when nothing is.
     outcome, device, decline, declined, scratch: where the model runs, and why not on the device; see Placed.
     fallback: what becomes of its streams when the device cannot have them; None where it is the only place.
@@ -129,6 +145,7 @@ class Slot:
     returning: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     exiles: deque[Sequence] = field(default_factory=deque)
+    guests: deque[Guest] = field(default_factory=deque)
     steps: deque[Step] = field(default_factory=deque)
     move: Move | None = None
     fallback: Fallback | None = None
@@ -164,9 +181,19 @@ class Slot:
         return here if self.understudy is None else here + self.understudy.occupied
 
     @property
+    def has_work(self) -> bool:
+        """Whether anybody might have rows in its next step."""
+        return bool(self.running or self.returning or self.waiting or self.guests)
+
+    @property
     def has_room(self) -> bool:
         """Whether the executor can be given another step."""
         return len(self.steps) < self.executor.depth
+
+    def flush(self) -> int:
+        """Forget the rows of streams that have ended; return how many pages are free now that were not."""
+        there = self.understudy.flush() if self.understudy is not None else 0
+        return self.home.flush() + there
 
     def close(self) -> None:
         """Free weights and pages. No step may be running."""

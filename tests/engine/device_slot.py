@@ -26,17 +26,23 @@ class NullFallback:
     """
 
     arm: Callable[[], DeviceHome]
+    cpu_step: Callable[[Batch], None] | None = None
     declines: list[ModelError] = field(default_factory=list)
     broken: list[DeviceError] = field(default_factory=list)
     tries: int = 3
     refusal: str = ""
-    understudies: list[Slot] = field(default_factory=list)
 
     def understudy(self, slot: Slot) -> Slot:
         if self.declines:
             raise self.declines.pop(0)
-        self.understudies.append(null_slot(slot.settings, device="cpu", context=slot.context))
-        return self.understudies[-1]
+        return null_slot(
+            slot.settings,
+            device="cpu",
+            pages=256,
+            context=slot.context,
+            chunk_rows=slot.chunk_rows,
+            before_step=self.cpu_step,
+        )
 
     def rearm(self, slot: Slot) -> Placed:
         self.tries -= 1
@@ -65,27 +71,34 @@ def device_slot(
     chunk_rows: int = 16,
     before_step: Callable[[Batch], None] | None = None,
     fallback: bool = True,
-    executor: type[NullExecutor] = NullExecutor,
+    scratch: bool = False,
+    cpu_step: Callable[[Batch], None] | None = None,
+    **facts: bool,
 ) -> Slot:
-    """Return a slot whose K/V lies in regions of so many positions. context 0: as many."""
+    """Return a slot whose K/V lies in regions of so many positions.
+
+    context 0: as many. cpu_step: see the understudy's executor. facts: of the device's.
+    """
     gone = Gone()
     there = Bank(bank, on_drop=gone.dropped)
 
     def arm() -> DeviceHome:
-        null = executor(
+        null = NullExecutor(
             name="gpu",
-            pages=regions,
+            pages=regions + scratch,
             page_positions=positions,
             max_rows=chunk_rows + settings.streams,
             vocabulary=ByteTokenizer.vocabulary,
             depth=2,
             before_step=before_step,
+            **facts,
         )
         return DeviceHome(null, model=settings.id, origin="gpu", bank=there, gone=gone, regions=regions)
 
     slot = null_slot(settings, device="gpu", context=context or positions, chunk_rows=chunk_rows)
     slot.home = arm()
+    slot.scratch = regions if scratch else None
     slot.outcome, slot.device = "gpu:resident", "null"
     if fallback:
-        slot.fallback = NullFallback(arm)
+        slot.fallback = NullFallback(arm, cpu_step)
     return slot

@@ -78,7 +78,7 @@ def rows(step: Step | None) -> dict[str, int]:
 
 def greedy(prompt: Iterable[int], count: int) -> list[int]:
     """Return a prompt and its greedy continuation: in one go, without scheduler, pages or cache."""
-    executor = NullExecutor(pages=1, page_positions=256, max_rows=256)
+    executor = NullExecutor(pages=1, page_positions=512, max_rows=512)
     tokens = list(prompt)
     for _ in range(count):
         batch = Batch((Chunk(tuple(tokens), 0, (0,), (len(tokens) - 1,)),))

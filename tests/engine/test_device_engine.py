@@ -8,43 +8,17 @@ from functools import partial
 
 import pytest
 
+from engine.device_drive import MODEL, check, passes, text
 from engine.device_slot import NullFallback, device_slot
 from engine.drive import greedy
 from engine.harness import Gate, Harness, model, running
 from engine.null_slot import request
-from tierd.core import Batch, FailedEvent, FinishedEvent, FinishReason, PassReason
+from tierd.core import Batch, FailedEvent, FinishedEvent, FinishReason
 from tierd.engine import Snapshot
 from tierd.errors import DeviceLostError, DeviceMemoryError, DeviceTimeoutError, ModelError
 from tierd.slot import Slot
 
 FAULTS = [DeviceLostError("lost"), DeviceTimeoutError("hung"), DeviceMemoryError("full")]
-
-
-MODEL = "null"
-
-
-def text(prompt: bytes, tokens: int) -> str:
-    return bytes(t for t in greedy(prompt, tokens)[len(prompt) :] if t < 256).decode("utf-8", "replace")
-
-
-def check(harness: Harness, id: str, prompt: bytes, tokens: int = 8) -> None:
-    """Serve a request and compare its text with what a model that has seen all of it says."""
-    harness.engine.submit(request(id, prompt, tokens))
-    end = harness.mail.terminal(id)
-    assert isinstance(end, FinishedEvent), end
-    assert end.usage.completion_tokens == tokens
-    assert harness.mail.text(id) == text(prompt, tokens)
-
-
-def passes(harness: Harness) -> dict[str, int]:
-    """Return the passes by reason, those that there are."""
-    found = {
-        reason.value: harness.metrics.registry.get_sample_value(
-            "tierd_gpu_cpu_passes_total", {"model": MODEL, "reason": reason}
-        )
-        for reason in PassReason
-    }
-    return {reason: int(count) for reason, count in found.items() if count}
 
 
 def slot_of(harness: Harness) -> Slot:

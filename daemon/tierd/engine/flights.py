@@ -27,7 +27,7 @@ def flights(slot: Slot) -> Mapping[Sequence, Flight]:
     found = dict.fromkeys(slot.running, Flight())
     for step in slot.steps:
         row = 0
-        for sequence, chunk in zip(step.sequences, step.batch.chunks, strict=True):
+        for sequence, chunk in zip(step.sequences, step.chunks, strict=True):
             count = len(chunk.logit_rows)
             if sequence in found and sequence not in step.void:
                 before = found[sequence]

@@ -96,7 +96,7 @@ class Ledger:
         metrics, model, now = self._metrics, slot.id, time.monotonic()
         first, between = metrics.time_to_first_token.labels(model), metrics.inter_token.labels(model)
         fed = sampled = discarded = 0
-        for sequence, chunk, token in zip(step.sequences, step.batch.chunks, tokens, strict=True):
+        for sequence, chunk, token in zip(step.sequences, step.chunks, tokens, strict=True):
             discarded += bool(chunk.logit_rows) and token is None
             timeline = self._timelines.get(sequence.request.id)
             if timeline is None:  # it has left meanwhile

@@ -21,14 +21,14 @@ from tierd.core import (
     FailedEvent,
     FinishedEvent,
     FinishReason,
-    PassReason,
     Request,
     Sequence,
     StartedEvent,
     TerminalEvent,
 )
-from tierd.engine import queue, routing
+from tierd.engine import queue
 from tierd.engine.catalogue import Catalogue, describe
+from tierd.engine.fallbacks import Fallbacks
 from tierd.engine.flights import counting
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import (
@@ -49,7 +49,7 @@ from tierd.engine.messages import (
 from tierd.engine.readers import Readers
 from tierd.engine.runner import Device
 from tierd.engine.sampler import pick, score
-from tierd.engine.scheduler import commit, exile, leave, moved, outgrown, schedule, settle, usage
+from tierd.engine.scheduler import commit, leave, moved, schedule, settle, usage
 from tierd.engine.snapshot import Snapshot, observe
 from tierd.errors import (
     DeviceError,
@@ -65,9 +65,7 @@ from tierd.errors import (
 from tierd.kv.moves import Move
 from tierd.metrics import Metrics
 from tierd.settings import ModelSettings, Settings
-from tierd.slot import Placed, Slot, Step
-from tierd.tier.device_home import DeviceHome
-from tierd.tier.passes import Passes
+from tierd.slot import Slot, Step
 
 log = logging.getLogger(__name__)
 
@@ -96,15 +94,12 @@ class Loop:
         self._deliver = deliver
         self._open_slot = open_slot
         self._settings = settings
-        self._metrics = metrics
         self._ledger = Ledger(metrics)
         self._readers = Readers(settings.server)
         self._loads: dict[str, Load] = {}  # by model, until they are done
         self._slots: dict[str, Slot] = {}  # by model
         self._everyone: dict[Slot, None] = {}  # understudies too; whose step was done longest ago comes first
-        self._working: set[Slot] = set()  # a worker opens an understudy for these, or puts them on the device
-        self._rearm_at: dict[Slot, float] = {}  # of slots whose device is lost
-        self._passes: dict[str, Passes] = {}  # by model that is wanted on a device
+        self._fallbacks = Fallbacks(inbox, self._ledger, metrics, self)
         self._devices: dict[str, Device] = {}
         self._live: dict[str, tuple[Slot, Sequence]] = {}  # by request, until its terminal event
         self._events: list[tuple[str, Event]] = []  # of this turn
@@ -118,7 +113,7 @@ class Loop:
             self._receive()
             self._expire()
             self._feed()
-            if self._route_all():
+            while self._fallbacks.route():
                 self._feed()
             self._publish()
         for device in self._devices.values():
@@ -130,8 +125,10 @@ class Loop:
     @property
     def _busy(self) -> bool:
         """Whether a worker or a runner is at work."""
-        return bool(self._loads or self._working) or any(
-            slot.steps or slot.move is not None for slot in self._everyone
+        return (
+            bool(self._loads)
+            or self._fallbacks.busy
+            or any(slot.steps or slot.move is not None for slot in self._everyone)
         )
 
     def break_down(self) -> None:
@@ -161,8 +158,8 @@ class Loop:
     def _receive(self) -> None:
         """Wait for a message, or until someone has waited for too long; handle all that came."""
         due = [queue.deadline(slot, self._settings.queue) for slot in self._slots.values()]
-        due += self._rearm_at.values()
-        first = min((end for end in (*due, self._readers.deadline) if end is not None), default=None)
+        due += self._readers.deadline, self._fallbacks.deadline
+        first = min((end for end in due if end is not None), default=None)
         wait = None if first is None else min(max(0, first - time.monotonic()), LONGEST_WAIT_S)
         try:
             self._handle(self._inbox.get(timeout=wait))
@@ -173,6 +170,7 @@ class Loop:
 
     def _feed(self) -> None:
         """Give the devices what they can take."""
+        self._fallbacks.invite()
         for device in list(self._devices.values()):
             here = [slot for slot in self._everyone if slot.executor.name == device.name]
             self._feed_steps(device, here)
@@ -181,11 +179,7 @@ class Loop:
 
     def _feed_steps(self, device: Device, here: Ordered[Slot]) -> None:
         """Give the device steps, in turns that are fair to its models."""
-        ready = {
-            slot.id: slot
-            for slot in here
-            if slot.has_room and not slot.lost and (slot.running or slot.returning or slot.waiting)
-        }
+        ready = {slot.id: slot for slot in here if slot.has_room and not slot.lost and slot.has_work}
         while order := device.turns.order(ready):
             slot = ready[order[0]]
             step = schedule(slot)
@@ -202,82 +196,10 @@ class Loop:
             device.run(slot, step)
         except Exception as error:
             settle(slot, step, failed=True)
+            self._fallbacks.guests_done(slot, step, failed=True)
             self._complete(slot, step, error, 0.0)
         else:
-            self._count_passes(slot, step)
-
-    def _count_passes(self, slot: Slot, step: Step) -> None:
-        """Count what the CPU is given that was meant for the device: the one place where this is done."""
-        passes = self._passes.get(slot.id)
-        if passes is None:
-            return
-        on_device = self._slots[slot.id]
-        for sequence in step.sequences:
-            if slot is not on_device:
-                passes.count(routing.still_passing(on_device, sequence))
-            elif slot.declined is not None:
-                passes.count(slot.declined)
-
-    def _route_all(self) -> bool:
-        """Send those to the CPU whom a device cannot have. Returns whether that makes work for a device."""
-        went = [self._route(slot) for slot in self._slots.values()]
-        return any(went)
-
-    def _route(self, slot: Slot) -> bool:
-        """Send those of a slot, as far as there is a place."""
-        if slot.fallback is None:
-            return False
-        if slot.stranded:
-            return self._strand(slot)
-        for sequence in outgrown(slot):
-            self._evacuate(slot, sequence, PassReason.CAP)
-        moving = slot.move is None and len(slot.home.moves) > 0
-        reason = routing.passing(slot)
-        if slot.understudy is None:
-            if (slot.exiles or reason is not None) and slot not in self._working:
-                self._work(slot, self._open_understudy)
-            return moving
-        before = len(slot.understudy.returning)
-        while slot.exiles:
-            self._hand_over_to(slot.understudy, slot.exiles.popleft())
-        while reason is not None and slot.occupied < slot.settings.streams + len(slot.returning):
-            first = slot.first
-            assert first is not None
-            if slot.understudy.returning or not slot.understudy.home.can_admit(first):
-                break
-            (slot.returning or slot.waiting).popleft()
-            first.passes = reason
-            self._hand_over_to(slot.understudy, first)
-            reason = routing.passing(slot)
-        return moving or len(slot.understudy.returning) > before
-
-    def _strand(self, slot: Slot) -> bool:
-        """Settle for the device: whom it has no room for ends, who has lost its rows waits for it."""
-        for sequence in outgrown(slot):
-            self._end(slot, sequence, FinishedEvent(FinishReason.LENGTH, usage(sequence)))
-        if slot.lost:
-            return False
-        back = list(slot.exiles)
-        slot.returning.extend(back)
-        slot.exiles.clear()
-        for sequence in [*slot.returning, *slot.waiting]:
-            if len(sequence.tokens) > slot.home.most:
-                self._end(slot, sequence, routing.too_long(slot, sequence))
-        return bool(back)
-
-    def _evacuate(self, slot: Slot, sequence: Sequence, reason: PassReason) -> None:
-        """Take a stream off the device, with its rows where the bank has room for them."""
-
-        def out(_: bool) -> None:
-            if sequence in slot.running:
-                slot.home.let_go(sequence, written=False)
-                exile(slot, sequence, reason)
-
-        _device_home(slot).evacuate(sequence, out)
-
-    def _hand_over_to(self, understudy: Slot, sequence: Sequence) -> None:
-        understudy.returning.append(sequence)
-        self._live[sequence.request.id] = (understudy, sequence)
+            self._fallbacks.count(slot, step)
 
     def _carry(self, device: Device, slot: Slot) -> None:
         """Give the device the next slice of the slot's first move, unless it has one."""
@@ -296,82 +218,14 @@ class Loop:
         if move not in slot.home.moves:  # the device was lost meanwhile
             return
         if isinstance(error, DeviceError) and slot.fallback is not None:
-            self._lose(slot, error)
+            self._fallbacks.lose(slot, error)
         elif error is not None:
             log.error("model=%s device=%s rows could not be moved: %s", slot.id, slot.executor.name, error)
             self._end_move(slot, False)
         elif not move.left:
             self._end_move(slot, True)
 
-    def _lose(self, slot: Slot, error: DeviceError) -> None:
-        """The device has failed: streams go on elsewhere, with what the bank has of their rows."""
-        if slot.lost:
-            return
-        slot.lost = str(error)
-        log.error("model=%s the device is lost, its streams go on without it: %s", slot.id, error)
-        home = _device_home(slot)
-        home.lose()
-        for sequence in list(slot.running):
-            sequence.saved = home.rescue(sequence)
-            kept = sequence.saved.positions if sequence.saved is not None else 0
-            self._ledger.lost(slot, sequence, sequence.fed - kept)
-            exile(slot, sequence, PassReason.DEVICE_LOST)
-        self._plan_rearm(slot)
-
-    def _plan_rearm(self, slot: Slot) -> None:
-        assert slot.fallback is not None
-        due = slot.fallback.retry_at()
-        if due is not None:
-            self._rearm_at[slot] = due
-        elif slot.stranded:
-            for sequence in [*slot.exiles, *slot.returning]:
-                error = ExecutorError(f"{slot.id}: {slot.lost}; the device does not come back; restart tierd")
-                self._end(slot, sequence, FailedEvent(error))
-
-    def _work(self, slot: Slot, work: Callable[[Slot], Message]) -> None:
-        """Have a worker do something for a slot that takes long, and post what came of it."""
-        self._working.add(slot)
-        # A daemon: a hung driver must not keep the process from ending.
-        threading.Thread(
-            target=lambda: self._inbox.put(work(slot)), name=f"tierd-work-{slot.id}", daemon=True
-        ).start()
-
-    def _open_understudy(self, slot: Slot) -> Message:
-        assert slot.fallback is not None
-        try:
-            return UnderstudyDone(slot, slot.fallback.understudy(slot))
-        except Exception as error:
-            return UnderstudyDone(slot, error)
-
-    def _put_back(self, slot: Slot) -> Message:
-        assert slot.fallback is not None
-        try:
-            return RearmDone(slot, slot.fallback.rearm(slot))
-        except Exception as error:
-            return RearmDone(slot, error)
-
-    def _understudied(self, slot: Slot, result: Slot | Exception) -> None:
-        self._working.discard(slot)
-        if isinstance(result, Slot):
-            slot.understudy = result
-            self._enter(result)
-            return
-        slot.stranded = str(result)
-        log.error("model=%s cannot be served by the CPU: %s", slot.id, result)
-        if slot.lost and slot not in self._rearm_at:
-            self._plan_rearm(slot)
-
-    def _rearmed(self, slot: Slot, result: Placed | Exception) -> None:
-        self._working.discard(slot)
-        if not isinstance(result, Placed):
-            log.warning("model=%s is not on the device again: %s", slot.id, result)
-            self._plan_rearm(slot)
-            return
-        slot.home, slot.lost = result.home, ""
-        self._passes[slot.id].reset()
-        log.info("model=%s is on the device again", slot.id)
-
-    def _enter(self, slot: Slot) -> None:
+    def enter(self, slot: Slot) -> None:
         """Let a slot take part in the turns of its device."""
         self._everyone[slot] = None
         name = slot.executor.name
@@ -392,13 +246,14 @@ class Loop:
                 self._devices[slot.executor.name].turns.end(slot.id, seconds)
                 self._everyone[slot] = self._everyone.pop(slot)
                 settle(slot, step, failed=isinstance(result, Exception))
+                self._fallbacks.guests_done(slot, step, failed=isinstance(result, Exception))
                 self._complete(slot, step, result, seconds)
             case MoveDone(slot, move, error):
                 self._moved(slot, move, error)
             case UnderstudyDone(slot, result):
-                self._understudied(slot, result)
+                self._fallbacks.understudied(slot, result)
             case RearmDone(slot, result):
-                self._rearmed(slot, result)
+                self._fallbacks.rearmed(slot, result)
             case Load():
                 self._load(message)
             case LoadDone(load, result):
@@ -412,7 +267,7 @@ class Loop:
                 self._stopping = True
                 self._drain()
                 for slot, sequence in list(self._live.values()):
-                    self._end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
+                    self.end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
 
     def _submit(self, request: Request, submitted: float) -> None:
         try:
@@ -431,14 +286,16 @@ class Loop:
         try:
             queue.join(slot, sequence, self._settings.queue, self._ledger.service_s(slot.id))
         except QueueFullError as error:
-            self._end(slot, sequence, FailedEvent(error))
+            self.end(slot, sequence, FailedEvent(error))
 
     def _cancel(self, request_id: str) -> None:
         if request_id in self._live:
             slot, sequence = self._live[request_id]
-            self._end(slot, sequence, FinishedEvent(FinishReason.CANCELLED, usage(sequence)))
+            self.end(slot, sequence, FinishedEvent(FinishReason.CANCELLED, usage(sequence)))
 
     def _complete(self, slot: Slot, step: Step, result: Result | Exception, seconds: float) -> None:
+        if slot.lost:
+            return
         try:
             if isinstance(result, Exception):
                 raise result
@@ -446,20 +303,20 @@ class Loop:
             self._ledger.stepped(slot, step, tokens, seconds, result.rows_read)
             for sequence, event in commit(slot, step, tokens, score(step, result, tokens)):
                 if isinstance(event, TerminalEvent):
-                    self._end(slot, sequence, event)
+                    self.end(slot, sequence, event)
                 else:
                     self._emit(sequence.request.id, event)
                     self._send(sequence)
         except Exception as error:
             if isinstance(error, DeviceError) and slot.fallback is not None:
-                self._lose(slot, error)
+                self._fallbacks.lose(slot, error)
                 return
             log.exception("model=%s device=%s a step failed", slot.id, slot.executor.name)
             if not isinstance(error, TierdError):
                 error = ExecutorError(f"{slot.id}: {type(error).__name__} in a step: {error}; try again")
             for sequence in step.sequences:
                 if sequence not in step.void:  # else it has lost nothing
-                    self._end(slot, sequence, FailedEvent(error))
+                    self.end(slot, sequence, FailedEvent(error))
 
     def _send(self, sequence: Sequence) -> None:
         if self._readers.send(sequence, time.monotonic()):
@@ -471,17 +328,14 @@ class Loop:
         for slot in self._slots.values():
             while sequence := queue.overdue(slot, settings.queue, now):
                 late = queue.timed_out(slot, settings.queue, self._ledger.service_s(slot.id))
-                self._end(slot, sequence, FailedEvent(late))
-        for slot, due in list(self._rearm_at.items()):
-            if due <= now and not slot.steps and slot.move is None and slot not in self._working:
-                del self._rearm_at[slot]
-                slot.executor.close()
-                self._work(slot, self._put_back)
+                self.end(slot, sequence, FailedEvent(late))
+        if not self._stopping:
+            self._fallbacks.retry(now)
         for request_id in self._readers.overdue(now):
             slow = SlowReaderError(
                 f"the stream waited {settings.server.reader_timeout_s:g} s for its client to read on"
             )
-            self._end(*self._live[request_id], FailedEvent(slow))
+            self.end(*self._live[request_id], FailedEvent(slow))
 
     def _load(self, load: Load) -> None:
         model = load.settings.id
@@ -515,11 +369,8 @@ class Loop:
             result = UnavailableError(CLOSED)
         if isinstance(result, Slot):
             self._slots[result.id] = result
-            if result.fallback is not None:
-                result.stranded = result.fallback.refusal
-            self._enter(result)
-            if result.fallback is not None or result.declined is not None:
-                self._passes[result.id] = Passes(result.id, self._metrics.passes)
+            self._fallbacks.enter(result)
+            self.enter(result)
             entry = describe(result)
             self.catalogue = self.catalogue.extend(entry, loading=self._loads)
             load.loaded.set_result(entry)
@@ -532,7 +383,7 @@ class Loop:
             flush.freed.set_exception(self.catalogue.missing(flush.model))
             return
         slots = [slot for slot in self._slots.values() if flush.model in (None, slot.id)]
-        freed = {slot.id: slot.home.flush() for slot in slots}
+        freed = {slot.id: slot.flush() for slot in slots}
         for model, pages in freed.items():
             log.info("model=%s flushed the prefix cache, %d pages", model, pages)
         flush.freed.set_result(sum(freed.values()))
@@ -542,21 +393,26 @@ class Loop:
         self.catalogue = Catalogue(closed=CLOSED)
         for slot in self._slots.values():
             for sequence in list(slot.waiting):
-                self._end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
+                self.end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
 
-    def _end(self, slot: Slot, sequence: Sequence, event: TerminalEvent) -> None:
+    def end(self, slot: Slot, sequence: Sequence, event: TerminalEvent) -> None:
         """End a stream, unless it has ended: the one place where terminal events come from."""
         if self._live.pop(sequence.request.id, None) is not None:
             leave(slot, sequence)
+            self._fallbacks.leave(slot, sequence)
             self._readers.forget(sequence)
             self._ledger.closed(sequence, event)
             self._emit(sequence.request.id, event)
+
+    def place(self, slot: Slot, sequence: Sequence) -> None:
+        """Note that a stream is at another slot now."""
+        self._live[sequence.request.id] = (slot, sequence)
 
     def _emit(self, request_id: str, event: Event) -> None:
         self._events.append((request_id, event))
 
     def _publish(self) -> None:
-        self.snapshot = observe(self._slots.values(), self._passes)
+        self.snapshot = observe(self._slots.values(), self._fallbacks.passes)
         self._ledger.published(self.snapshot)
         self._hand_over()
         if self._draining and not self._live:
@@ -571,8 +427,3 @@ class Loop:
                 self._deliver(events)
             except Exception:  # whoever reads has gone: that is no reason to stop serving others
                 log.exception("%d events could not be delivered", len(events))
-
-
-def _device_home(slot: Slot) -> DeviceHome:
-    assert isinstance(slot.home, DeviceHome)
-    return slot.home

@@ -54,7 +54,7 @@ def pick(step: Step, result: Result, wanted: Ordered[bool]) -> list[int | None]:
     """
     tokens: list[int | None] = []
     row = 0
-    for chunk, sequence, cares in zip(step.batch.chunks, step.sequences, wanted, strict=True):
+    for chunk, sequence, cares in zip(step.chunks, step.sequences, wanted, strict=True):
         token = None
         if chunk.logit_rows and cares:
             drawn = result.drawn(row)
@@ -72,7 +72,7 @@ def score(step: Step, result: Result, tokens: Ordered[int | None]) -> list[Token
     """
     scores: list[TokenLogprobs | None] = []
     row = 0
-    for chunk, sequence, token in zip(step.batch.chunks, step.sequences, tokens, strict=True):
+    for chunk, sequence, token in zip(step.chunks, step.sequences, tokens, strict=True):
         top = sequence.request.top_logprobs
         scores.append(None if token is None or top is None else result.logprobs(row, token, top))
         row += len(chunk.logit_rows)

@@ -37,11 +37,12 @@ def schedule(slot: Slot) -> Step | None:
 
     The executor must have room for another step: `slot.has_room`.
     """
-    while can_admit(slot):
-        admit(slot)
+    admit_all(slot)
     there = flights(slot)
-    rows = choose_rows(there, slot.chunk_rows, slot.home.most)
-    if not rows:
+    guests = (slot.guests.popleft(),) if slot.guests else ()
+    taken = sum(len(guest.chunk.tokens) for guest in guests)
+    rows = choose_rows(there, slot.chunk_rows - taken, slot.home.most)
+    if not rows and not guests:
         return None
     sequences = tuple(sequence for sequence, _ in rows)
     chunks = tuple(_chunk(slot, sequence, there[sequence], count) for sequence, count in rows)
@@ -52,7 +53,13 @@ def schedule(slot: Slot) -> Step | None:
             for sequence, chunk in zip(sequences, chunks, strict=True)
             if chunk.logit_rows
         )
-    return Step(Batch(chunks, draws), sequences)
+    return Step(Batch((*chunks, *(guest.chunk for guest in guests)), draws), sequences, guests)
+
+
+def admit_all(slot: Slot) -> None:
+    """Admit who fits."""
+    while can_admit(slot):
+        admit(slot)
 
 
 def can_admit(slot: Slot) -> bool:
@@ -122,7 +129,7 @@ def commit(
     scores = scores or (None,) * len(tokens)
     counts = counting(slot, step)
     for sequence, chunk, counted, token, score in zip(
-        step.sequences, step.batch.chunks, counts, tokens, scores, strict=True
+        step.sequences, step.chunks, counts, tokens, scores, strict=True
     ):
         if not counted:
             continue
@@ -196,7 +203,9 @@ def settle(slot: Slot, step: Step, *, failed: bool) -> None:
     failed: the K/V of the step's rows is not valid. That of rows that were fed unseen tokens is not kept.
     """
     slot.steps.remove(step)
-    for sequence, chunk in zip(step.sequences, step.batch.chunks, strict=True):
+    if slot.lost:  # all that its streams had here is gone, and they with it
+        return
+    for sequence, chunk in zip(step.sequences, step.chunks, strict=True):
         if sequence in slot.running:
             continue
         if sequence.pages:
@@ -277,7 +286,7 @@ def _let_go(slot: Slot, sequence: Sequence) -> None:
     chunks = [
         chunk
         for step in slot.steps
-        for other, chunk in zip(step.sequences, step.batch.chunks, strict=True)
+        for other, chunk in zip(step.sequences, step.chunks, strict=True)
         if other is sequence
     ]
     if any(chunk.tokens[0] >= 0 for chunk in chunks):

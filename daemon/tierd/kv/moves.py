@@ -23,17 +23,19 @@ class Slice:
     stop: int
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class Move:
-    """The rows of positions below `stop`, at least one, every layer, into pages (`inward`) or out of them.
+    """Positions start to stop - 1, at least one, of every layer, into pages (`inward`) or out of them.
 
-    sequence: whose pages they are. layers: the rows outside, by layer, shape (positions, bytes of one).
+    sequence: whose pages they are. layers: the rows outside, of these positions and perhaps some behind, by
+    layer, shape (positions, bytes of one).
     finish: called on the engine thread once, told whether all of it has been moved. left: slices to come.
     """
 
     sequence: Sequence
     pages: tuple[int, ...]
     layers: Ordered[npt.NDArray[np.uint8]]
+    start: int
     stop: int
     inward: bool
     finish: Callable[[bool], None]
@@ -44,7 +46,7 @@ class Move:
 
     def run(self, part: Slice, executor: Executor) -> None:
         """Move a slice. Called on the executor's runner thread; raises what its row calls do."""
-        rows = self.layers[part.layer][part.start : part.stop]
+        rows = self.layers[part.layer][part.start - self.start : part.stop - self.start]
         if self.inward:
             executor.write_rows(part.layer, self.pages, part.start, part.stop, rows)
         else:
@@ -53,5 +55,5 @@ class Move:
     def _slices(self) -> Iterator[Slice]:
         for layer, rows in enumerate(self.layers):
             most = max(1, MOVE_BYTES // rows.shape[1])
-            for start in range(0, self.stop, most):
+            for start in range(self.start, self.stop, most):
                 yield Slice(layer, start, min(start + most, self.stop))

@@ -148,6 +148,7 @@ class PagedHome:
                 sequence=sequence,
                 pages=tuple(sequence.pages),
                 layers=saved.layers,
+                start=0,
                 stop=saved.positions,
                 inward=True,
                 finish=finish,

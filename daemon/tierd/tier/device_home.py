@@ -357,6 +357,7 @@ class DeviceHome:
                 sequence=sequence,
                 pages=tuple(sequence.pages),
                 layers=layers,
+                start=0,
                 stop=positions,
                 inward=inward,
                 finish=finish,

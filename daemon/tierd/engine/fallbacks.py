@@ -1,0 +1,345 @@
+"""What becomes of streams that a device cannot have: they go on at the CPU, and it is counted and named.
+
+A model on a device has an *understudy*, the same model on the CPU, from when a stream first needs one.
+Streams that have no region, or outgrow theirs, or whose device is lost, are handed to it. Prompts of these
+may be computed on the device all the same, chunk by chunk in its scratch region.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol
+
+import numpy as np
+
+from tierd.core import Chunk, FailedEvent, FinishedEvent, FinishReason, PassReason, Sequence, TerminalEvent
+from tierd.engine import routing
+from tierd.engine.ledger import Ledger
+from tierd.engine.messages import Message, RearmDone, UnderstudyDone
+from tierd.engine.scheduler import admit_all, exile, moved, outgrown, usage
+from tierd.errors import DeviceError, ExecutorError
+from tierd.kv.moves import Move
+from tierd.metrics import Metrics
+from tierd.slot import Guest, Placed, Slot, Step
+from tierd.tier.device_home import DeviceHome
+from tierd.tier.passes import Passes
+from tierd.tier.scratch import Scratch
+
+log = logging.getLogger(__name__)
+
+
+class Streams(Protocol):
+    """Those that are live, as the loop keeps them."""
+
+    def end(self, slot: Slot, sequence: Sequence, event: TerminalEvent) -> None:
+        """End a stream, unless it has ended."""
+
+    def place(self, slot: Slot, sequence: Sequence) -> None:
+        """Note that a stream is at another slot now."""
+
+    def enter(self, slot: Slot) -> None:
+        """Let a slot take part in the turns of its device."""
+
+
+class Fallbacks:
+    """The passes of all models, their understudies, and the devices that are lost.
+
+    passes: by model that is wanted on a device.
+    """
+
+    def __init__(
+        self, inbox: SimpleQueue[Message], ledger: Ledger, metrics: Metrics, streams: Streams
+    ) -> None:
+        self.passes: dict[str, Passes] = {}
+        self._inbox = inbox
+        self._ledger = ledger
+        self._metrics = metrics
+        self._streams = streams
+        self._slots: dict[str, Slot] = {}  # those on a device, by model
+        self._scratch: dict[str, Scratch] = {}
+        self._working: set[Slot] = set()  # a worker opens an understudy for these, or puts them on the device
+        self._rearm_at: dict[Slot, float] = {}  # of slots whose device is lost
+
+    @property
+    def busy(self) -> bool:
+        """Whether a worker is at work."""
+        return bool(self._working)
+
+    @property
+    def deadline(self) -> float | None:
+        """When a lost device is to be tried again, monotonic seconds."""
+        return min(self._rearm_at.values(), default=None)
+
+    def enter(self, slot: Slot) -> None:
+        """Take in a slot that was loaded."""
+        if slot.fallback is not None or slot.declined is not None:
+            self.passes[slot.id] = Passes(slot.id, self._metrics.passes)
+        if slot.fallback is not None:
+            self._slots[slot.id] = slot
+            slot.stranded = slot.fallback.refusal
+        if slot.scratch is not None:
+            self._scratch[slot.id] = Scratch(slot.home.most)
+
+    def count(self, slot: Slot, step: Step) -> None:
+        """Count what the CPU is given that was meant for a device: the one place where this is done."""
+        passes = self.passes.get(slot.id)
+        if passes is None:
+            return
+        on_device = self._slots.get(slot.id)
+        for sequence, chunk in zip(step.sequences, step.chunks, strict=True):
+            if on_device is None:
+                assert slot.declined is not None
+                passes.count(slot.declined)
+            elif slot is not on_device:
+                passes.count(self._reason(on_device, sequence, chunk))
+
+    def route(self) -> bool:
+        """Send those to the CPU whom a device cannot have. Returns whether that makes work for a device."""
+        went = [self._route(slot) for slot in self._slots.values()]
+        return any(went)
+
+    def invite(self) -> None:
+        """Let prompts of streams on the CPU be computed in their model's scratch region, where they may."""
+        for slot in self._slots.values():
+            if slot.understudy is not None and slot.scratch is not None and not slot.lost:
+                self._invite(slot, slot.understudy, self._scratch[slot.id])
+
+    def guests_done(self, slot: Slot, step: Step, *, failed: bool) -> None:
+        """Have the rows that a step has computed in the scratch region brought to their streams."""
+        for guest in step.guests:
+            if failed or slot.lost:
+                self._return(slot, guest, brought=False)
+            else:
+                self._bring(slot, guest)
+
+    def leave(self, slot: Slot, sequence: Sequence) -> None:
+        """Forget a stream that has ended."""
+        if slot.id in self._scratch and not sequence.moves:
+            self._scratch[slot.id].leave(sequence)
+
+    def lose(self, slot: Slot, error: DeviceError) -> None:
+        """The device has failed: its streams go on elsewhere, with what the bank has of their rows."""
+        if slot.lost:
+            return
+        slot.lost = str(error)
+        log.error("model=%s the device is lost, its streams go on without it: %s", slot.id, error)
+        home = _device_home(slot)
+        home.lose()
+        while slot.guests:
+            self._return(slot, slot.guests.popleft(), brought=False)
+        if slot.scratch is not None:
+            self._scratch[slot.id] = Scratch(home.most)
+        for sequence in list(slot.running):
+            sequence.saved = home.rescue(sequence)
+            kept = sequence.saved.positions if sequence.saved is not None else 0
+            self._ledger.lost(slot, sequence, max(0, sequence.fed - kept))
+            exile(slot, sequence, PassReason.DEVICE_LOST)
+        self._plan_rearm(slot)
+
+    def retry(self, now: float) -> None:
+        """Try devices again whose time has come, once nothing of theirs is in flight any more."""
+        for slot, due in list(self._rearm_at.items()):
+            if due <= now and not slot.steps and slot.move is None and slot not in self._working:
+                del self._rearm_at[slot]
+                slot.executor.close()
+                self._work(slot, _put_back)
+
+    def understudied(self, slot: Slot, result: Slot | Exception) -> None:
+        """Take in what came of opening an understudy."""
+        self._working.discard(slot)
+        if isinstance(result, Slot):
+            slot.understudy = result
+            self._streams.enter(result)
+            return
+        slot.stranded = str(result)
+        log.error("model=%s cannot be served by the CPU: %s", slot.id, result)
+        if slot.lost and slot not in self._rearm_at:
+            self._plan_rearm(slot)
+
+    def rearmed(self, slot: Slot, result: Placed | Exception) -> None:
+        """Take in what came of putting a model on its device again."""
+        self._working.discard(slot)
+        if not isinstance(result, Placed):
+            log.warning("model=%s is not on the device again: %s", slot.id, result)
+            self._plan_rearm(slot)
+            return
+        slot.home, slot.lost = result.home, ""
+        self.passes[slot.id].reset()
+        log.info("model=%s is on the device again", slot.id)
+
+    def _reason(self, slot: Slot, sequence: Sequence, chunk: Chunk) -> PassReason:
+        """Say why a chunk of a stream runs on the CPU; slot: the model's on the device."""
+        start, stop = chunk.start, min(chunk.start + len(chunk.tokens), len(sequence.tokens) - 1)
+        if slot.scratch is not None and not slot.lost and start < stop:
+            refusal = self._refusal(slot, sequence, start, stop)
+            self._scratch[slot.id].passed(sequence, start)
+            if refusal is not None:
+                return refusal
+        return routing.still_passing(slot, sequence)
+
+    def _refusal(self, slot: Slot, sequence: Sequence, start: int, stop: int) -> PassReason | None:
+        return self._scratch[slot.id].refusal(
+            sequence,
+            start,
+            stop,
+            pinned_off=any(other.generated for other in slot.running),
+            prefill_continues=slot.executor.prefill_continues,
+            rewinds=slot.executor.rewinds,
+        )
+
+    def _invite(self, slot: Slot, understudy: Slot, scratch: Scratch) -> None:
+        assert slot.scratch is not None
+        admit_all(understudy)
+        busy = {sequence for step in understudy.steps for sequence in step.sequences}
+        for sequence in understudy.running:
+            start = sequence.fed
+            # Prompts in regions have the other half of a step's.
+            stop = min(len(sequence.tokens) - 1, start + max(1, slot.chunk_rows // 2))
+            if stop <= start or sequence.moves or sequence.paused or sequence in busy:
+                continue
+            if self._refusal(slot, sequence, start, stop) is None:
+                scratch.fed(sequence, start, stop)
+                chunk = Chunk(tuple(sequence.tokens[start:stop]), start, (slot.scratch,))
+                sequence.moves += 1
+                slot.guests.append(Guest(sequence, chunk))
+
+    def _bring(self, slot: Slot, guest: Guest) -> None:
+        """Bring a chunk's rows from the scratch region into the pages of its stream, at the understudy."""
+        sequence, understudy = guest.sequence, slot.understudy
+        assert understudy is not None
+        start, stop = guest.chunk.start, guest.chunk.start + len(guest.chunk.tokens)
+        layers = [np.empty((stop - start, count), np.uint8) for count in slot.executor.row_bytes]
+
+        def out(done: bool) -> None:
+            if not done:
+                self._return(slot, guest, brought=False)
+                return
+            understudy.home.cover(sequence, stop)
+            understudy.home.moves.append(
+                Move(sequence, tuple(sequence.pages), layers, start, stop, inward=True, finish=back)
+            )
+
+        def back(done: bool) -> None:
+            self._return(slot, guest, brought=done)
+
+        slot.home.moves.append(
+            Move(sequence, tuple(guest.chunk.pages), layers, start, stop, inward=False, finish=out)
+        )
+
+    def _return(self, slot: Slot, guest: Guest, *, brought: bool) -> None:
+        """Let a stream go on whose chunk was meant for the scratch region; brought: it has the rows."""
+        sequence, start = guest.sequence, guest.chunk.start
+        scratch, understudy = self._scratch[slot.id], slot.understudy
+        assert understudy is not None
+        sequence.moves -= 1
+        if brought:
+            sequence.fed = start + len(guest.chunk.tokens)
+        else:
+            scratch.passed(sequence, start)
+        if sequence not in understudy.running:
+            scratch.leave(sequence)
+            moved(understudy, sequence)
+        elif sequence.fed == len(sequence.tokens) - 1:
+            scratch.leave(sequence)
+
+    def _route(self, slot: Slot) -> bool:
+        """Send those of a slot, as far as there is a place."""
+        if slot.stranded:
+            return self._strand(slot)
+        for sequence in outgrown(slot):
+            self._evacuate(slot, sequence, PassReason.CAP)
+        moving = slot.move is None and len(slot.home.moves) > 0
+        reason = routing.passing(slot)
+        if slot.understudy is None:
+            if (slot.exiles or reason is not None) and slot not in self._working:
+                self._work(slot, _open_understudy)
+            return moving
+        before = len(slot.understudy.returning)
+        while slot.exiles:
+            self._hand_over(slot.understudy, slot.exiles.popleft())
+        while reason is not None and slot.occupied < slot.settings.streams + len(slot.returning):
+            first = slot.first
+            assert first is not None
+            if slot.understudy.returning or not slot.understudy.home.can_admit(first):
+                break
+            (slot.returning or slot.waiting).popleft()
+            first.passes = reason
+            self._hand_over(slot.understudy, first)
+            reason = routing.passing(slot)
+        return moving or len(slot.understudy.returning) > before
+
+    def _strand(self, slot: Slot) -> bool:
+        """Settle for the device: whom it has no room for ends, who has lost its rows waits for it."""
+        for sequence in outgrown(slot):
+            self._streams.end(slot, sequence, FinishedEvent(FinishReason.LENGTH, usage(sequence)))
+        if slot.lost:
+            return False
+        back = list(slot.exiles)
+        slot.returning.extend(back)
+        slot.exiles.clear()
+        for sequence in [*slot.returning, *slot.waiting]:
+            if len(sequence.tokens) > slot.home.most:
+                self._streams.end(slot, sequence, routing.too_long(slot, sequence))
+        return bool(back)
+
+    def _evacuate(self, slot: Slot, sequence: Sequence, reason: PassReason) -> None:
+        """Take a stream off the device, with its rows where the bank has room for them."""
+
+        def out(moved: bool) -> None:
+            if sequence not in slot.running or slot.lost:
+                return
+            if not moved:
+                self._ledger.lost(slot, sequence, sequence.fed)
+            slot.home.let_go(sequence, written=False)
+            exile(slot, sequence, reason)
+
+        _device_home(slot).evacuate(sequence, out)
+
+    def _hand_over(self, understudy: Slot, sequence: Sequence) -> None:
+        understudy.returning.append(sequence)
+        self._streams.place(understudy, sequence)
+
+    def _plan_rearm(self, slot: Slot) -> None:
+        assert slot.fallback is not None
+        due = slot.fallback.retry_at()
+        if due is not None:
+            self._rearm_at[slot] = due
+        elif slot.stranded:
+            for sequence in [*slot.exiles, *slot.returning, *slot.waiting]:
+                error = ExecutorError(f"{slot.id}: {slot.lost}; the device does not come back; restart tierd")
+                self._streams.end(slot, sequence, FailedEvent(error))
+
+    def _work(self, slot: Slot, work: Callable[[Slot], Message]) -> None:
+        """Have a worker do something for a slot that takes long, and post what came of it."""
+        self._working.add(slot)
+        # A daemon: a hung driver must not keep the process from ending.
+        threading.Thread(
+            target=lambda: self._inbox.put(work(slot)), name=f"tierd-work-{slot.id}", daemon=True
+        ).start()
+
+
+# Run in a worker thread; whatever goes wrong there is told, not raised.
+
+
+def _open_understudy(slot: Slot) -> Message:
+    assert slot.fallback is not None
+    try:
+        return UnderstudyDone(slot, slot.fallback.understudy(slot))
+    except Exception as error:
+        return UnderstudyDone(slot, error)
+
+
+def _put_back(slot: Slot) -> Message:
+    assert slot.fallback is not None
+    try:
+        return RearmDone(slot, slot.fallback.rearm(slot))
+    except Exception as error:
+        return RearmDone(slot, error)
+
+
+def _device_home(slot: Slot) -> DeviceHome:
+    assert isinstance(slot.home, DeviceHome)
+    return slot.home
