@@ -101,15 +101,6 @@ def test_a_codec_that_the_device_lacks_is_declined(
     slot.close()
 
 
-def test_a_head_that_the_kernels_do_not_take_is_declined(tmp_path: Path, tier_of: TierOf) -> None:
-    path = write_llama(tmp_path / "odd.gguf", head_size=36)
-    tier, _ = tier_of(model(path))
-    slot = tier.open(model(path))
-    assert slot.outcome == "cpu"
-    assert "heads of 36 values do not fit the device's kernels" in slot.decline
-    slot.close()
-
-
 def test_too_little_memory_is_declined_with_the_numbers(tiny: Path, tier_of: TierOf) -> None:
     each = model(tiny, context=4096, ctx_strict=True)
     tier, settings = tier_of(each, vram_limit_mb=1)
