@@ -5,7 +5,9 @@
 //   CODEC_ROTATED            where it rotates: how many neighbouring values together
 //   CODEC_SCALED             where each block of 32 values has a scale, a half
 //   key_quad(unit, i)        quad i of a unit, without the scale
-//   value_quad(plane, first, quad)  a quad of the row that begins with unit `first`, without the scale
+//   CODEC_PAIRS              where a quad of values is found in a pair of words; else it is found in one word
+//   piece_of(quad)           which of a row's pieces, pairs or words, that is
+//   quad_of_piece(piece, quad)  the quad, without the scale
 // and, for an entry that defines CODEC_ENCODES:
 //   prepare(feedback, start) where CODEC_PREPARES is defined: called once for a head before the two below
 //   block_scale(first)       the half that a block gets, of the 8 quads of `heads` from `first` on
@@ -38,6 +40,22 @@ uvec4 load_unit(Units plane, uint index) {
 
 #if defined(CODEC_ROTATED) && !defined(CODEC_STORED)
 #include "rotate.glsl"
+#endif
+
+#ifdef CODEC_PAIRS
+#define CODEC_PIECE uvec2
+const uint UNIT_PIECES = 2;
+
+uvec2 load_piece(Units plane, uint index) {
+    return unpackUint2x32(LongWords(plane).value[index]);
+}
+#else
+#define CODEC_PIECE uint
+const uint UNIT_PIECES = 4;
+
+uint load_piece(Units plane, uint index) {
+    return Words(plane).value[index];
+}
 #endif
 
 const uint HEAD_QUADS = HEAD_SIZE / 4;

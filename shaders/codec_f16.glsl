@@ -1,13 +1,18 @@
 // Values as 16-bit floats. A head's size is a multiple of 8.
 
+#define CODEC_PAIRS
+
 const uint CODEC_VALUES = 8;
 
 vec4 key_quad(uvec4 unit, uint i) {
     return vec4(unpackHalf2x16(unit[2 * i]), unpackHalf2x16(unit[2 * i + 1]));
 }
 
-vec4 value_quad(Units plane, uint first, uint quad) {
-    uvec2 halves = unpackUint2x32(LongWords(plane).value[first * 2 + quad]);
+uint piece_of(uint quad) {
+    return quad;
+}
+
+vec4 quad_of_piece(uvec2 halves, uint quad) {
     return vec4(unpackHalf2x16(halves.x), unpackHalf2x16(halves.y));
 }
 

@@ -14,8 +14,12 @@ vec4 key_quad(uvec4 unit, uint i) {
     return signed_bytes(unit[i]);
 }
 
-vec4 value_quad(Units plane, uint first, uint quad) {
-    return signed_bytes(Words(plane).value[first * 4 + quad]);
+uint piece_of(uint quad) {
+    return quad;
+}
+
+vec4 quad_of_piece(uint word, uint quad) {
+    return signed_bytes(word);
 }
 
 #ifdef CODEC_ENCODES

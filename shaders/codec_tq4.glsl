@@ -26,9 +26,12 @@ vec4 key_quad(uvec4 unit, uint i) {
     return levels(unit[i % 4] >> 4 * (i / 4));
 }
 
-vec4 value_quad(Units plane, uint first, uint quad) {
-    uint i = quad % 8;
-    return levels(Words(plane).value[(first + quad / 8) * 4 + i % 4] >> 4 * (i / 4));
+uint piece_of(uint quad) {
+    return quad / 8 * 4 + quad % 4;
+}
+
+vec4 quad_of_piece(uint word, uint quad) {
+    return levels(word >> 4 * (quad % 8 / 4));
 }
 
 #ifdef CODEC_ENCODES

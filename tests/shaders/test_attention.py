@@ -24,7 +24,7 @@ SENTINEL = 0x7FC0BEEF
 
 @dataclass(frozen=True)
 class Model:
-    """A layer's attention, and how its kernel is made."""
+    """A layer's attention, and how its kernel is made. queries: 0 for the whole group. units: 0 for none."""
 
     codec: KVCodec
     head_size: int = 64
@@ -34,7 +34,8 @@ class Model:
     queries: int = 0
     lanes: int = 64
     query_rows: int = 1
-    ahead: int = 4
+    units: int = 8
+    held: int = 0
 
     @property
     def heads(self) -> int:
@@ -43,11 +44,15 @@ class Model:
     def scale(self) -> float:
         return float(self.head_size**-0.5)
 
+    @property
+    def vectors(self) -> int:
+        return (self.queries or self.group) * self.query_rows
+
     def tile_bytes(self) -> int:
         """Of partials, by shaders/attention.comp."""
-        quads, vectors = self.head_size // 4, (self.queries or self.group) * self.query_rows
-        parts, lane_quads = max(self.lanes // quads, 1), -(-quads // self.lanes)
-        return 16 * (-(-vectors // parts) * lane_quads * self.lanes + vectors)
+        quads = self.head_size // 4
+        sharers, lane_quads = max(self.lanes // quads, 1), -(-quads // self.lanes)
+        return 16 * (-(-self.vectors // sharers) * lane_quads * self.lanes + self.vectors)
 
 
 class Layer:
@@ -85,7 +90,7 @@ class Layer:
         """Return the output's words, shape (rows, width); for quantised ones (rows, quants, then scales)."""
         gpu, queries = self.gpu, model.queries or model.group
         width = model.heads * model.head_size
-        groups = (model.heads // queries, -(-len(rows) // model.query_rows), splits)
+        groups = (model.kv_heads * -(-model.group // queries), len(rows), splits)
         basis = rotated(
             model.codec,
             q.reshape(len(rows), model.heads, model.head_size).astype(np.float64),
@@ -103,10 +108,13 @@ class Layer:
             {
                 "HEAD_SIZE": model.head_size,
                 "LANES": model.lanes,
+                "GROUP": model.group,
                 "QUERIES": queries,
                 "QUERY_ROWS": model.query_rows,
                 "OUT_QUANTISED": int(quantised),
-                "AHEAD": model.ahead,
+                "HELD": model.held or model.vectors,
+                "SCORED": -(-model.vectors // max(model.lanes // TILE, 1)),
+                "UNITS": model.units,
             },
             q=gpu.place(basis.reshape(len(rows), width).astype(np.float32)).address,
             **self.regions.push,
@@ -158,34 +166,44 @@ def _queries(model: Model, rows: int) -> Floats:
 
 
 F16, Q8_0, TQ4 = (KV_CODECS[name] for name in GPU_CODECS)
+# Those of which all lanes read for themselves are as software devices take them.
+DEAR = {"lanes": 8, "units": 0}
 MODELS = [
     Model(F16),
-    Model(F16, lanes=8, ahead=1),
+    Model(F16, **DEAR),
     Model(F16, 32, group=8, window=64),
-    Model(F16, 40, group=1, lanes=16),
-    Model(F16, 256, group=4, kv_heads=1, window=70),
-    Model(F16, 128, group=8, kv_heads=1, queries=4, lanes=32),
+    Model(F16, 40, group=1),
+    Model(F16, 256, group=4, kv_heads=1, window=70, lanes=128, units=1),
+    Model(F16, 128, group=8, kv_heads=1, queries=3, lanes=32, units=0),
+    Model(F16, 1024, group=1, kv_heads=1),
     Model(Q8_0, 64, group=3, window=1),
-    Model(Q8_0, 96, group=4, kv_heads=1, lanes=8, ahead=1),
-    Model(Q8_0, 256, group=1, kv_heads=1),
+    Model(Q8_0, 96, group=4, kv_heads=1, **DEAR),
+    Model(Q8_0, 256, group=1, kv_heads=1, lanes=192, units=1),
     Model(TQ4, 64, group=3),
-    Model(TQ4, 128, group=4, kv_heads=1, window=130, lanes=8, ahead=1),
-    Model(TQ4, 256, group=8, kv_heads=1),
+    Model(TQ4, 128, group=4, kv_heads=1, window=130, **DEAR),
+    Model(TQ4, 256, group=5, kv_heads=1, queries=3, units=4),
+]
+# Of many query heads to a K/V head.
+WIDE_MODELS = [
+    Model(F16, 32, group=16, kv_heads=1, **DEAR),
+    Model(Q8_0, 32, group=17, kv_heads=1, lanes=192, units=1, held=4),
+    Model(TQ4, 32, group=16, kv_heads=1, units=4),
 ]
 
 
 def _name(model: Model) -> str:
-    return f"{model.codec.name}-{model.head_size}x{model.group}-window{model.window}-lanes{model.lanes}"
+    form = f"lanes{model.lanes}-units{model.units}-rows{model.query_rows}"
+    return f"{model.codec.name}-{model.head_size}x{model.group}-window{model.window}-{form}"
 
 
-@pytest.mark.parametrize("model", MODELS, ids=_name)
+@pytest.mark.parametrize("model", [*MODELS, *WIDE_MODELS], ids=_name)
 def test_is_attention(gpu: Gpu, model: Model) -> None:
     layer, q = layer_of(gpu, model), _queries(model, len(ROWS))
     out = layer.run(model, q, ROWS).view(np.float32)
     np.testing.assert_allclose(out, layer.reference(model, q, ROWS), atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.parametrize("model", MODELS[::3], ids=_name)
+@pytest.mark.parametrize("model", [MODELS[0], MODELS[9], MODELS[12]], ids=_name)
 def test_splits_change_no_bit(gpu: Gpu, model: Model) -> None:
     layer, q = layer_of(gpu, model), _queries(model, len(ROWS))
     whole = layer.run(model, q, ROWS)
@@ -193,7 +211,22 @@ def test_splits_change_no_bit(gpu: Gpu, model: Model) -> None:
         np.testing.assert_array_equal(layer.run(model, q, ROWS, splits), whole)
 
 
-@pytest.mark.parametrize("model", [MODELS[0], MODELS[7], MODELS[9]], ids=_name)
+@pytest.mark.parametrize(
+    ("model", "other"),
+    [
+        (MODELS[0], MODELS[1]),
+        (MODELS[3], Model(F16, 40, group=1, lanes=16, units=0)),
+        (MODELS[8], Model(Q8_0, 96, group=4, kv_heads=1)),
+        (MODELS[11], Model(TQ4, 128, group=4, kv_heads=1, window=130, queries=3, lanes=128, units=2)),
+    ],
+    ids=_name,
+)
+def test_forms_change_no_bit(gpu: Gpu, model: Model, other: Model) -> None:
+    layer, q = layer_of(gpu, model), _queries(model, len(ROWS))
+    np.testing.assert_array_equal(layer.run(other, q, ROWS), layer.run(model, q, ROWS))
+
+
+@pytest.mark.parametrize("model", [MODELS[0], MODELS[8], MODELS[10]], ids=_name)
 def test_a_row_is_the_same_alone_and_among_others(gpu: Gpu, model: Model) -> None:
     layer, q = layer_of(gpu, model), _queries(model, len(ROWS))
     together = layer.run(model, q, ROWS)
@@ -204,12 +237,12 @@ def test_a_row_is_the_same_alone_and_among_others(gpu: Gpu, model: Model) -> Non
 @pytest.mark.parametrize(
     "model",
     [
-        Model(F16, lanes=8, ahead=1, query_rows=4),
-        Model(F16, window=70, query_rows=4),
+        Model(F16, query_rows=4, **DEAR),
+        Model(F16, window=70, query_rows=8, lanes=128, units=2),
         Model(Q8_0, group=2, query_rows=6),
         Model(TQ4, query_rows=4),
-        Model(Q8_0, 96, group=4, kv_heads=1, window=3, lanes=8, ahead=1, query_rows=3),
-        Model(TQ4, 128, group=4, kv_heads=1, lanes=32, query_rows=2),
+        Model(Q8_0, 96, group=4, kv_heads=1, window=3, query_rows=3, **DEAR),
+        Model(TQ4, 128, group=5, kv_heads=1, queries=3, lanes=128, units=2, query_rows=2),
     ],
     ids=_name,
 )
@@ -228,9 +261,16 @@ def test_rows_that_share_what_is_read_are_the_same(gpu: Gpu, model: Model) -> No
     np.testing.assert_allclose(expected.view(np.float32), reference, atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.parametrize("query_rows", [1, 4])
-def test_what_a_row_does_not_see_may_be_anything(gpu: Gpu, query_rows: int) -> None:
-    model = Model(F16, kv_heads=1, window=64, lanes=8, ahead=1, query_rows=query_rows)
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(F16, kv_heads=1, window=64, **DEAR),
+        Model(F16, kv_heads=1, window=64, query_rows=4, **DEAR),
+        Model(F16, kv_heads=1, window=64, query_rows=4),
+    ],
+    ids=_name,
+)
+def test_what_a_row_does_not_see_may_be_anything(gpu: Gpu, model: Model) -> None:
     layer, rows = Layer(gpu, model), [(position, 0) for position in range(70, 78)]
     q = _queries(model, len(rows))
     before = layer.run(model, q, rows)
@@ -247,7 +287,7 @@ def test_what_a_row_does_not_see_may_be_anything(gpu: Gpu, query_rows: int) -> N
 
 
 @pytest.mark.parametrize(
-    "model", [MODELS[0], MODELS[4], replace(MODELS[9], lanes=8, ahead=1, query_rows=2)], ids=_name
+    "model", [MODELS[0], MODELS[4], replace(MODELS[10], query_rows=2, **DEAR)], ids=_name
 )
 def test_quantises_its_output(gpu: Gpu, model: Model) -> None:
     layer, q = layer_of(gpu, model), _queries(model, len(ROWS))

@@ -62,15 +62,14 @@ def test_the_forms_are_those_of_gpus(model: Model) -> None:
         # The classifier's few rows are for matvec in any step.
         assert (kernel, f"q4.{model.product}") in products
         assert products <= {("matvec", f"q4.{model.product}"), (kernel, f"q4.{model.product}")}
-        (lanes,) = {dict(each.constants)["LANES"] for each in shaders if each.kernel == "attention"}
-        assert lanes == 64
+        (attention,) = (dict(each.constants) for each in shaders if each.kernel == "attention")
+        assert attention["UNITS"] > 0
+        assert attention["LANES"] >= 64
 
 
-def test_logits_agree_with_those_of_a_software_device(model: Model, q4: GGUFFile, opened: Opener) -> None:
+def test_bits_are_those_of_a_software_device(model: Model, q4: GGUFFile, opened: Opener) -> None:
     expected = feed(opened(q4, model.codec), TOKENS[:64])
-    found = feed(model.executor, TOKENS[:64])
-    # Attention adds up in another order, and a quantised activation may fall on the other side of an edge.
-    assert np.abs(found - expected).mean() < 0.01 * expected.std()
+    np.testing.assert_array_equal(feed(model.executor, TOKENS[:64]), expected)
 
 
 def test_bits_do_not_depend_on_chunks(model: Model) -> None:

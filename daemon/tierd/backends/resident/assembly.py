@@ -6,19 +6,19 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from tierd.backends.resident import manifest, ops
+from tierd.backends.resident import attention, manifest, ops
 from tierd.backends.resident.grid import Grid, Live, Per
 from tierd.backends.resident.matmuls import form_of
 from tierd.backends.resident.places import FloatRows, Places, StepPlaces
-from tierd.backends.resident.split import ahead_of, groups_of, lanes_of, queries_of, query_rows_of
 from tierd.backends.vkapi import DeviceFacts
 from tierd.models.formats import KVCodec
 from tierd.models.plan import Activation
 
 # Name of what attention leaves in memory between its groups.
 _SCRATCH = "attention's scratch"
-# Lanes that share a head at most.
+# Lanes that share a head that is stored, and where loads are dear.
 _HEAD_LANES = 32
+_DEAR_HEAD_LANES = 8
 # Values of a row that one group of an elementwise kernel takes.
 _SPAN = 256
 
@@ -210,7 +210,7 @@ class Assembler:
             push |= {name: self._float(buffer).address, f"{name}_stride": self._float(buffer).stride}
         constants = {
             "HEAD_SIZE": store.head_size,
-            "LANES": min(_HEAD_LANES, lanes_of(self._facts)),
+            "LANES": _DEAR_HEAD_LANES if self._facts.dear_loads else _HEAD_LANES,
             "HEADS": op.heads,
             "KV_HEADS": store.heads,
             "ROPE_PAIRS": len(op.rope.frequencies) if op.rope else 0,
@@ -228,7 +228,7 @@ class Assembler:
         places, store = self._places, op.store
         planes, q, out = places.rows[store.layer], self._float(op.q), self._float(op.out)
         quantised = places.quantised[op.out] if op.quantised else None
-        query_rows = query_rows_of(op, self._rows)
+        form = attention.form_of(op, self._facts, self._rows)
         push = {
             "q": q.address,
             "k_quants": planes.k_quants,
@@ -248,18 +248,11 @@ class Assembler:
             "partial_tiles": places.scratch.split.tiles_of(self._rows),
             "scale": op.scale,
         }
-        constants = {
-            "HEAD_SIZE": store.head_size,
-            "LANES": lanes_of(self._facts),
-            "AHEAD": ahead_of(self._facts),
-            "QUERIES": queries_of(op),
-            "QUERY_ROWS": query_rows,
-            "OUT_QUANTISED": op.quantised,
-        }
+        constants = {**form.constants, "OUT_QUANTISED": op.quantised}
         return dispatch(
             Shader("attention", self._codec.name, _flags(constants)),
             push,
-            (groups_of(op), Per(self._live.live, query_rows), Per(Live.SPLITS)),
+            (store.heads * form.parts, self._live, Per(Live.SPLITS)),
             [op.q, Stored(store.layer)],
             [self._form(op.out, op.quantised), _SCRATCH],
         )

@@ -12,47 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tierd.backends.resident import ops
+from tierd.backends.resident.attention import SINGLE_ROWS, form_of
 from tierd.backends.resident.matmuls import FEW_ROWS
 from tierd.backends.resident.regions import TILE
 from tierd.backends.vkapi import DeviceFacts
 
-# Most query vectors (heads of a K/V head, times rows) that one group takes, and most of their values.
-_VECTORS = 12
-_VECTOR_VALUES = 4096
-# What attention leaves in memory at most, unless one row does; and most rows that are split.
+# What attention leaves in memory at most, unless one row does.
 _PARTIALS_BYTES = 256 << 20
-_ROWS = FEW_ROWS[-1]
 # Tiles worth a group of their own, and most groups of a row and K/V head.
 _TILES = 4
 _SPLITS = 64
-_QUAD = 16
-
-
-def lanes_of(facts: DeviceFacts) -> int:
-    """Return how many lanes a group of attention has: a part of the order of its sums."""
-    return 8 if facts.dear_loads else 64
-
-
-def ahead_of(facts: DeviceFacts) -> int:
-    """Return for how many positions values are asked for at once."""
-    return 1 if facts.dear_loads else 4
-
-
-def queries_of(op: ops.Attend) -> int:
-    """Return how many query heads a group takes: a divisor of those that share a K/V head."""
-    group = op.heads // op.store.heads
-    most = _most_vectors(op)
-    return max(count for count in range(1, group + 1) if group % count == 0 and count <= most)
-
-
-def query_rows_of(op: ops.Attend, rows: int) -> int:
-    """Return how many rows share a group in steps of at most so many rows; 1 where splits may be."""
-    return 1 if rows <= _ROWS else _most_vectors(op) // queries_of(op)
-
-
-def groups_of(op: ops.Attend) -> int:
-    """Return how many groups a row has without splits."""
-    return op.heads // queries_of(op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +42,14 @@ class Split:
         region = positions // TILE
         tile, groups = 0, 0
         for op in attends:
-            groups = max(groups, groups_of(op))
-            tile = max(tile, groups_of(op) * _tile_bytes(op, lanes_of(facts)))
+            form = form_of(op, facts, 1)
+            of_row = op.store.heads * form.parts
+            groups = max(groups, of_row)
+            tile = max(tile, of_row * form.tile_bytes)
         if not tile or region <= _TILES or facts.dear_loads:
             return cls(0, 0, 4)
-        tiles = max(region, min(_ROWS * region, _PARTIALS_BYTES // tile))
-        return cls(tiles, tiles * tile, _ROWS * groups * 4)
+        tiles = max(region, min(SINGLE_ROWS * region, _PARTIALS_BYTES // tile))
+        return cls(tiles, tiles * tile, SINGLE_ROWS * groups * 4)
 
     def tiles_of(self, rows: int) -> int:
         """Return how many tiles of each row there is room for in steps of at most so many rows.
@@ -94,14 +65,3 @@ class Split:
         if tiles > self.tiles_of(rows):
             return 1
         return min(_SPLITS, max(1, tiles // _TILES))
-
-
-def _most_vectors(op: ops.Attend) -> int:
-    return min(_VECTORS, _VECTOR_VALUES // op.store.head_size)
-
-
-def _tile_bytes(op: ops.Attend, lanes: int) -> int:
-    """Return the bytes of one tile of one group, as `shaders/attention.comp` lays it out (TILE_QUADS)."""
-    queries, quads = queries_of(op), op.store.head_size // 4
-    parts, lane_quads = max(lanes // quads, 1), -(-quads // lanes)
-    return (-(-queries // parts) * lane_quads * lanes + queries) * _QUAD
