@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -206,6 +207,9 @@ class SavedRows(Protocol):
     @property
     def layers(self) -> Ordered[npt.NDArray[np.uint8]]:
         """The rows by layer, shape (positions or more, bytes of one position); see backends.protocol."""
+
+    def fetch(self, then: Callable[[bool], None]) -> None:
+        """Have `layers` there: `then` is called, at once or later on the engine thread, told if they are."""
 
     def close(self) -> None:
         """Give up what they take, unless they are kept for others. Idempotent."""

@@ -124,19 +124,20 @@ def published(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
     )
     snapshot = Snapshot(
         {"tiny": model},
-        TierStatus(
-            backend="resident",
-            device="GPU [1]",
-            products="bit for bit",
-            used=3 << 20,
-            budget=4096 << 20,
-            reservations={"tiny": 5 << 19},
-            faults=1,
-            fault="it was lost",
-        ),
         BankSnapshot(limit=64 << 20, used=1 << 20, entries=3, dropped=1, dropped_positions=1200),
     )
+    tier = TierStatus(
+        backend="resident",
+        device="GPU [1]",
+        products="bit for bit",
+        used=3 << 20,
+        budget=4096 << 20,
+        reservations={"tiny": 5 << 19},
+        faults=1,
+        fault="it was lost",
+    )
     monkeypatch.setattr(daemon.live.engine._loop, "snapshot", snapshot)
+    monkeypatch.setattr(daemon.live.engine, "_tier", lambda: tier)
     return snapshot
 
 
@@ -201,9 +202,8 @@ def test_views_as_json(published: Snapshot, capsys: pytest.CaptureFixture[str]) 
 def test_what_is_empty_is_said(
     daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        daemon.live.engine._loop, "snapshot", Snapshot(tier=TierStatus(reason="gpu.mode is off"))
-    )
+    monkeypatch.setattr(daemon.live.engine._loop, "snapshot", Snapshot())
+    monkeypatch.setattr(daemon.live.engine, "_tier", lambda: TierStatus(reason="gpu.mode is off"))
     assert ctl(capsys, "tier") == "no GPU: gpu.mode is off\n"
     assert ctl(capsys, "regions") == "no model has regions on a GPU\n"
     assert ctl(capsys, "sessions") == "no stream is running\n"

@@ -49,10 +49,11 @@ def open_nothing(settings: ModelSettings) -> Slot:
     raise AssertionError(settings)
 
 
-def get(path: str, snapshot: Snapshot) -> Any:
-    """Ask the admin API of an engine that has published a snapshot."""
-    engine = Engine(lambda events: None, open_slot=open_nothing, metrics=Metrics("test"))
-    engine._loop.snapshot = snapshot
+def get(path: str, snapshot: Snapshot | None = None, tier: TierStatus | None = None) -> Any:
+    """Ask the admin API of an engine that has published a snapshot, and whose device stands so."""
+    status = tier or TierStatus()
+    engine = Engine(lambda events: None, open_slot=open_nothing, metrics=Metrics("test"), tier=lambda: status)
+    engine._loop.snapshot = snapshot or Snapshot()
 
     async def ask() -> Any:
         transport = httpx.ASGITransport(create_admin_app(engine, Settings()))
@@ -74,8 +75,9 @@ def test_tier() -> None:
         reservations={"two": 100, "one": 200},
         faults=2,
         fault="it did not finish in 10 s",
+        retry_s=1.25,
     )
-    answer = get("/tier", Snapshot(tier=tier))
+    answer = get("/tier", tier=tier)
     assert list(answer["reservations"]) == ["one", "two"]
     assert answer == {
         "backend": "resident",
@@ -86,12 +88,13 @@ def test_tier() -> None:
         "reservations": {"one": 200, "two": 100},
         "faults": 2,
         "fault": "it did not finish in 10 s",
+        "retry_s": 1.25,
     }
 
 
 @pytest.mark.parametrize(("used", "budget"), [(0, 0), (12, 10)])
 def test_a_device_has_never_less_than_nothing_free(used: int, budget: int) -> None:
-    answer = get("/tier", Snapshot(tier=TierStatus(used=used, budget=budget, reason="lost")))
+    answer = get("/tier", tier=TierStatus(used=used, budget=budget, reason="lost"))
     assert (answer["memory"]["free"], answer["device"], answer["reason"]) == (0, "", "lost")
 
 

@@ -72,6 +72,8 @@ def print_tier(tier: TierView) -> None:
     if tier.faults:
         times = "once" if tier.faults == 1 else f"{tier.faults:,} times"
         _say(console, f"given up {times} in the middle of work, last for this: {tier.fault}")
+    if tier.retry_s is not None:
+        _say(console, f"it is tried again in {tier.retry_s:,.0f} s")
     if tier.reservations:
         table = _table("model", right=("MiB",))
         for model, count in tier.reservations.items():

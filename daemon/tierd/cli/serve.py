@@ -12,7 +12,9 @@ import logging
 import socket
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import click
 
@@ -20,12 +22,14 @@ from tierd import __version__
 from tierd.backends.host import HostBackend
 from tierd.cli.token import read_token
 from tierd.engine import Engine
+from tierd.engine.messages import Message
 from tierd.errors import SettingsError, TierdError
 from tierd.http import AdminServer, Mailboxes, Server, create_admin_app, serve
 from tierd.http.listeners import listen, listen_at, url
-from tierd.kv.bank import Bank
+from tierd.kv.bank import Bank, Banked
 from tierd.kv.gone import Gone
 from tierd.kv.sizing import bank_limit
+from tierd.kv.spill import open_spill
 from tierd.metrics import Metrics
 from tierd.settings import AdminSettings, ModelSettings, Settings, admin_sockets
 from tierd.tier.host_site import HostSite
@@ -46,11 +50,21 @@ def run(settings: Settings) -> None:
         mailboxes, metrics = Mailboxes(), Metrics(__version__)
         backend = HostBackend(settings.engine.threads)
         gone = Gone()
-        bank = Bank(bank_limit(settings.kv), on_drop=gone.dropped)
+        inbox: SimpleQueue[Message] = SimpleQueue()
+        spill = open_spill(settings.state, inbox.put)
+        bank = Bank(bank_limit(settings.kv), on_drop=partial(_dropped, gone, metrics), spill=spill)
         tier = Tier(settings, HostSite(backend), backend.pool, bank=bank, gone=gone)
         metrics.gpu_memory.labels("used").set_function(lambda: tier.status().used)
         metrics.gpu_memory.labels("budget").set_function(lambda: tier.status().budget)
-        engine = Engine(mailboxes.deliver, open_slot=tier.open, metrics=metrics, settings=settings)
+        engine = Engine(
+            mailboxes.deliver,
+            open_slot=tier.open,
+            metrics=metrics,
+            settings=settings,
+            inbox=inbox,
+            bank=bank,
+            tier=tier.status,
+        )
         engine.start()
         try:
             admin = [
@@ -64,6 +78,23 @@ def run(settings: Settings) -> None:
             if engine.stop(STOP_S):
                 tier.close()
                 backend.close()
+            if spill is not None:
+                spill.close(STOP_S)
+
+
+def _dropped(gone: Gone, metrics: Metrics, entry: Banked) -> None:
+    """Count and log a parked conversation whose rows are lost, and remember it."""
+    gone.dropped(entry)
+    metrics.bank_dropped.labels(entry.model).inc()
+    metrics.bank_dropped_positions.labels(entry.model).inc(entry.valid)
+    if entry.damaged:
+        metrics.bank_damaged.labels(entry.model).inc()
+    log.info(
+        "model=%s dropped the K/V of a parked conversation, %d positions: %s",
+        entry.model,
+        entry.valid,
+        "its file cannot be read" if entry.damaged else "the bank is full; see kv.bank_mb and state.dir",
+    )
 
 
 class AdminDoors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 
@@ -14,8 +15,10 @@ from tierd.engine.loop import Deliver, Loop, OpenSlot
 from tierd.engine.messages import Cancel, Drain, Flush, Load, Message, Stop, Submit, Taken
 from tierd.engine.snapshot import Snapshot
 from tierd.errors import UnavailableError
+from tierd.kv.bank import Bank
 from tierd.metrics import Metrics
 from tierd.settings import ModelSettings, Settings
+from tierd.tier.status import TierStatus
 
 log = logging.getLogger(__name__)
 
@@ -26,16 +29,26 @@ class Engine:
     deliver: called from the engine thread, at most once a turn, with the turn's (request id, event)
     pairs in order; must not block. Every request ends in exactly one terminal event.
     open_slot: turns settings into a Slot; called from worker threads.
-    settings: of queue and readers.
+    settings: of queue and readers. inbox: where the bank's spill posts what it has done, if there is one.
+    bank: what the models' homes use. tier: tells how the device stands, from any thread.
     """
 
     def __init__(
-        self, deliver: Deliver, *, open_slot: OpenSlot, metrics: Metrics, settings: Settings | None = None
+        self,
+        deliver: Deliver,
+        *,
+        open_slot: OpenSlot,
+        metrics: Metrics,
+        settings: Settings | None = None,
+        inbox: SimpleQueue[Message] | None = None,
+        bank: Bank | None = None,
+        tier: Callable[[], TierStatus] = TierStatus,
     ) -> None:
         settings = settings or Settings()
         self.reader_backlog = settings.server.reader_backlog
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._loop = Loop(self._inbox, deliver, open_slot, metrics, settings)
+        self._inbox: SimpleQueue[Message] = inbox or SimpleQueue()
+        self._tier = tier
+        self._loop = Loop(self._inbox, deliver, open_slot, metrics, settings, bank)
         self._thread = threading.Thread(target=self._run, name="tierd-engine", daemon=True)
         # No command may follow a Stop into the inbox, where nobody would take it out any more.
         self._lock = threading.Lock()
@@ -50,6 +63,11 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """Streams and pages as of the last turn."""
         return self._loop.snapshot
+
+    @property
+    def tier(self) -> TierStatus:
+        """How the device stands now."""
+        return self._tier()
 
     def start(self) -> None:
         """Start the thread; once only. Before that, and after `stop`, all commands are refused."""

@@ -47,6 +47,7 @@ class Ledger:
         self._metrics = metrics
         self._timelines: dict[str, Timeline] = {}
         self._service_s: dict[str, float] = {}  # by model
+        self._outcomes: dict[str, str] = {}  # by model, as the metric has it
 
     def service_s(self, model: str) -> float:
         """Return how long the model's requests run from their first rows to their end; 0 before any has."""
@@ -138,14 +139,25 @@ class Ledger:
 
     def published(self, snapshot: Snapshot) -> None:
         """Set the gauges."""
+        bank = snapshot.bank
+        for kind, count in (("used", bank.used), ("limit", bank.limit), ("spilled", bank.spilled)):
+            self._metrics.bank_bytes.labels(kind).set(count)
         for model, state in snapshot.models.items():
-            self._metrics.model_outcome.labels(model, state.outcome).set(1)
+            if self._outcomes.get(model) != state.outcome:
+                self._set_outcome(model, state.outcome)
             self._metrics.running.labels(model).set(state.running)
             self._metrics.waiting.labels(model).set(state.waiting)
             self._metrics.paused.labels(model).set(state.paused)
             self._metrics.pages_used.labels(model).set(state.pages_used)
             self._metrics.pages_cached.labels(model).set(state.pages_cached)
             self._metrics.pages_total.labels(model).set(state.pages_total)
+
+    def _set_outcome(self, model: str, outcome: str) -> None:
+        before = self._outcomes.get(model)
+        if before is not None:
+            self._metrics.model_outcome.labels(model, before).set(0)
+        self._metrics.model_outcome.labels(model, outcome).set(1)
+        self._outcomes[model] = outcome
 
 
 def _outcome(error: TierdError) -> str:

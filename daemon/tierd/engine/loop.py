@@ -62,7 +62,9 @@ from tierd.errors import (
     TierdError,
     UnavailableError,
 )
+from tierd.kv.bank import Bank
 from tierd.kv.moves import Move
+from tierd.kv.spill import SpillDone
 from tierd.metrics import Metrics
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import Slot, Step
@@ -87,6 +89,7 @@ class Loop:
         open_slot: OpenSlot,
         metrics: Metrics,
         settings: Settings,
+        bank: Bank | None,
     ) -> None:
         self.catalogue = Catalogue()
         self.snapshot = Snapshot()
@@ -94,6 +97,7 @@ class Loop:
         self._deliver = deliver
         self._open_slot = open_slot
         self._settings = settings
+        self._bank = bank
         self._ledger = Ledger(metrics)
         self._readers = Readers(settings.server)
         self._loads: dict[str, Load] = {}  # by model, until they are done
@@ -208,9 +212,15 @@ class Loop:
             device.carry(slot, slot.move, slot.move.left.popleft())
 
     def _end_move(self, slot: Slot, done: bool) -> None:
+        """End the first move, and those behind it that have nothing to move."""
         move = slot.home.moves.popleft()
         move.finish(done)
         moved(slot, move.sequence)
+        self._end_empty_moves(slot)
+
+    def _end_empty_moves(self, slot: Slot) -> None:
+        if slot.move is None and slot.home.moves and not slot.home.moves[0].left:
+            self._end_move(slot, True)
 
     def _moved(self, slot: Slot, move: Move, error: Exception | None) -> None:
         """A slice of a move is done, or has failed."""
@@ -250,6 +260,11 @@ class Loop:
                 self._complete(slot, step, result, seconds)
             case MoveDone(slot, move, error):
                 self._moved(slot, move, error)
+            case SpillDone():
+                assert self._bank is not None
+                self._bank.settle(message)
+                for slot in self._everyone:
+                    self._end_empty_moves(slot)
             case UnderstudyDone(slot, result):
                 self._fallbacks.understudied(slot, result)
             case RearmDone(slot, result):
@@ -412,7 +427,7 @@ class Loop:
         self._events.append((request_id, event))
 
     def _publish(self) -> None:
-        self.snapshot = observe(self._slots.values(), self._fallbacks.passes)
+        self.snapshot = observe(self._slots.values(), self._fallbacks.passes, self._bank)
         self._ledger.published(self.snapshot)
         self._hand_over()
         if self._draining and not self._live:

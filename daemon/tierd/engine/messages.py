@@ -9,6 +9,7 @@ from tierd.backends.protocol import Result
 from tierd.core import Request
 from tierd.engine.catalogue import CatalogueEntry
 from tierd.kv.moves import Move
+from tierd.kv.spill import SpillDone
 from tierd.settings import ModelSettings
 from tierd.slot import Placed, Slot, Step
 
@@ -118,6 +119,7 @@ Message = (
     | LoadDone
     | StepDone
     | MoveDone
+    | SpillDone
     | UnderstudyDone
     | RearmDone
 )

@@ -15,7 +15,6 @@ from tierd.slot import Slot
 from tierd.tier.device_home import DeviceHome
 from tierd.tier.passes import Passes
 from tierd.tier.regions import RegionView
-from tierd.tier.status import TierStatus
 
 
 class RegionState(enum.StrEnum):
@@ -68,13 +67,14 @@ class SessionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BankSnapshot:
-    """K/V rows that are kept outside of any executor. limit, used: bytes.
+    """K/V rows that are kept outside of any executor. limit, used: bytes of memory; spilled: of files.
 
     dropped: entries that had to make room for others since the start, and the positions that they held.
     """
 
     limit: int = 0
     used: int = 0
+    spilled: int = 0
     entries: int = 0
     dropped: int = 0
     dropped_positions: int = 0
@@ -113,21 +113,18 @@ class Snapshot:
     """All models that are loaded, by id, and what they share."""
 
     models: Mapping[str, ModelSnapshot] = field(default_factory=dict)
-    tier: TierStatus = field(default_factory=TierStatus)
     bank: BankSnapshot = field(default_factory=BankSnapshot)
 
 
 def observe(
     slots: Iterable[Slot],
     passes: Mapping[str, Passes] | None = None,
-    tier: TierStatus | None = None,
     bank: Bank | None = None,
 ) -> Snapshot:
     """Return how things stand. Called on the engine thread. passes: by model."""
     passes = passes or {}
     return Snapshot(
         {slot.id: _model(slot, passes.get(slot.id)) for slot in slots},
-        TierStatus() if tier is None else tier,
         BankSnapshot() if bank is None else _bank(bank),
     )
 
@@ -135,7 +132,7 @@ def observe(
 def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
     room, home, streams = slot.home.room, slot.home, slot.streams
     return ModelSnapshot(
-        outcome=slot.outcome,
+        outcome="cpu" if slot.lost else slot.outcome,
         device=slot.device,
         decline=slot.lost or slot.decline,
         running=len(streams),
@@ -146,13 +143,20 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
         pages_used=room.used,
         pages_cached=room.cached,
         pages_reserved=room.reserved,
-        regions=tuple(map(_region, home.regions)) if isinstance(home, DeviceHome) else (),
+        regions=_regions(slot, home) if isinstance(home, DeviceHome) else (),
         sessions=tuple(_session(home, sequence) for sequence in streams),
         passes={} if passes is None else passes.status,
     )
 
 
-def _region(view: RegionView[Sequence]) -> RegionSnapshot:
+def _regions(slot: Slot, home: DeviceHome) -> tuple[RegionSnapshot, ...]:
+    regions = tuple(map(_region, home.regions, home.used))
+    if slot.scratch is None:
+        return regions
+    return (*regions, RegionSnapshot(region=slot.scratch, state=RegionState.SCRATCH))
+
+
+def _region(view: RegionView[Sequence], used: float | None) -> RegionSnapshot:
     state = RegionState.PINNED if view.pins else RegionState(view.state)
     return RegionSnapshot(
         region=view.region,
@@ -160,6 +164,7 @@ def _region(view: RegionView[Sequence]) -> RegionSnapshot:
         positions=view.positions,
         request=None if view.session is None else view.session.request.id,
         claim=view.claim,
+        used=used,
     )
 
 
@@ -181,6 +186,7 @@ def _bank(bank: Bank) -> BankSnapshot:
     return BankSnapshot(
         limit=bank.limit,
         used=bank.used,
+        spilled=bank.spilled,
         entries=len(bank.entries),
         dropped=bank.dropped,
         dropped_positions=bank.dropped_positions,

@@ -173,7 +173,7 @@ class AdminRoutes:
 
     async def tier(self, request: Request) -> Response:
         """Tell how the device stands."""
-        return json_response(TierView.of(self._engine.snapshot))
+        return json_response(TierView.of(self._engine.tier))
 
     async def regions(self, request: Request) -> Response:
         """Tell what is in the regions of K/V on the device."""

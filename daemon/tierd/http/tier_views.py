@@ -6,6 +6,7 @@ import msgspec
 
 from tierd.core import PassReason
 from tierd.engine import BankSnapshot, RegionSnapshot, SessionSnapshot, Snapshot
+from tierd.tier.status import TierStatus
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -21,7 +22,8 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
 
     products: how it multiplies by matrices, "bit for bit" or in other words; "" when there is none.
     reason: why there is none. reservations: bytes by model. faults: how often the device was given up in the
-    middle of its work; fault: what it said last, "" where it never was.
+    middle of its work; fault: what it said last, "" where it never was. retry_s: seconds until it is tried
+    again; null where it is not.
     """
 
     backend: str
@@ -32,11 +34,11 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
     reservations: dict[str, int]
     faults: int
     fault: str
+    retry_s: float | None
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> TierView:
+    def of(cls, tier: TierStatus) -> TierView:
         """Return how the device stands."""
-        tier = snapshot.tier
         return cls(
             backend=tier.backend,
             device=tier.device,
@@ -46,6 +48,7 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
             reservations=dict(sorted(tier.reservations.items())),
             faults=tier.faults,
             fault=tier.fault,
+            retry_s=None if tier.retry_s is None else round(tier.retry_s, 3),
         )
 
 

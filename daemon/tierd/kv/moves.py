@@ -25,7 +25,7 @@ class Slice:
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """Positions start to stop - 1, at least one, of every layer, into pages (`inward`) or out of them.
+    """Positions start to stop - 1 of every layer, into pages (`inward`) or out of them.
 
     sequence: whose pages they are. layers: the rows outside, of these positions and perhaps some behind, by
     layer, shape (positions, bytes of one).

@@ -136,24 +136,19 @@ class PagedHome:
         assert saved is not None
         self.cover(sequence, saved.positions)
 
-        def finish(moved: bool) -> None:
+        def fetched(there: bool) -> None:
+            stop = saved.positions if there else 0
+            pages = tuple(sequence.pages)
+            self.moves.append(Move(sequence, pages, saved.layers, 0, stop, inward=True, finish=arrived))
+
+        def arrived(moved: bool) -> None:
             sequence.moves -= 1
             sequence.saved = None
-            sequence.fed = saved.positions if moved else 0
+            sequence.fed = saved.positions if moved and saved.layers else 0
             saved.close()
 
         sequence.moves += 1
-        self.moves.append(
-            Move(
-                sequence=sequence,
-                pages=tuple(sequence.pages),
-                layers=saved.layers,
-                start=0,
-                stop=saved.positions,
-                inward=True,
-                finish=finish,
-            )
-        )
+        saved.fetch(fetched)
 
     def _take(self) -> int:
         """Take a promised page; one that is cached makes room when none is free."""

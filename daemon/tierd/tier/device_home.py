@@ -8,6 +8,7 @@ and its rows go to the bank if there is room.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
@@ -24,6 +25,7 @@ from tierd.kv.gone import Gone
 from tierd.kv.home import Room
 from tierd.kv.moves import Move
 from tierd.kv.openings import pack, shared_opening
+from tierd.kv.saved import SavedEntry
 from tierd.tier.regions import Claim, Regions
 
 # Tokens that a stream would have to be fed for nothing before it waits for another stream's rows.
@@ -38,31 +40,6 @@ class _Opening:
     claim: Claim | None = None
     session: Sequence | None = None
     banked: Banked | None = None
-
-
-class SavedEntry:
-    """Rows of a bank's entry as a stream's own, to be brought into its pages; see `core.SavedRows`.
-
-    spend: the entry is closed with it.
-    """
-
-    def __init__(self, bank: Bank, entry: Banked, positions: int, *, spend: bool) -> None:
-        self.positions = positions
-        self.layers = entry.layers
-        self._bank = bank
-        self._entry = entry
-        self._spend = spend
-        self._open = True
-        bank.pin(entry)
-
-    def close(self) -> None:
-        """See SavedRows."""
-        if not self._open:
-            return
-        self._open = False
-        self._bank.unpin(self._entry)
-        if self._spend:
-            self._bank.close(self._entry)
 
 
 class DeviceHome:
@@ -89,6 +66,8 @@ class DeviceHome:
         self._origin = origin
         self._bank = bank
         self._gone = gone
+        self.used: list[float | None] = [None] * regions  # when, by region, in monotonic seconds
+        self._fetching: dict[Sequence, SavedRows] = {}  # those whose rows are on their way from a file
         self._written: dict[Sequence, Claim] = {}  # parked while a step in flight still writes behind them
 
     @property
@@ -126,7 +105,7 @@ class DeviceHome:
         elif opening.claim is not None and self._may_adopt(opening):
             region = self.regions.adopt(sequence, opening.claim, opening.positions)
             assert region is not None
-            sequence.pages = [region]
+            sequence.pages = [self._use(region)]
             self._begin(sequence, opening.positions)
         else:
             self._hold(opening)
@@ -138,6 +117,7 @@ class DeviceHome:
     def let_go(self, sequence: Sequence, *, written: bool) -> None:
         """See Home."""
         kept = sequence.tokens[: sequence.fed] if self.keeps or written else []
+        self._use(sequence.pages[0])
         claim = self.regions.park(sequence, kept)
         sequence.pages.clear()
         sequence.follows = None
@@ -196,6 +176,10 @@ class DeviceHome:
         """Note that the device has failed: all moves end, as if they had never begun, and no row is left."""
         while self.moves:
             self.moves.popleft().finish(False)
+        for sequence, saved in self._fetching.items():
+            sequence.moves -= 1
+            saved.close()
+        self._fetching.clear()
         for view in self.regions:
             if view.session is not None:
                 view.session.follows = None
@@ -228,13 +212,13 @@ class DeviceHome:
     def _take_region(self, sequence: Sequence, then: Callable[[], None]) -> None:
         """Give a stream a region and do `then`, once the rows of whoever had it are in the bank."""
         if self.regions.free:
-            sequence.pages = [self.regions.open(sequence)]
+            sequence.pages = [self._use(self.regions.open(sequence))]
             then()
             return
         claim = self.regions.oldest()
         assert claim is not None
         tokens = self.regions.tokens_of(claim)
-        sequence.pages = [self.regions.take(claim, sequence)]
+        sequence.pages = [self._use(self.regions.take(claim, sequence))]
         if self._is_banked(tokens):
             then()
             return
@@ -334,14 +318,22 @@ class DeviceHome:
                 self._fill(follower, opening)
 
     def _bring(self, sequence: Sequence, saved: SavedRows) -> None:
-        def finish(moved: bool) -> None:
+        sequence.moves += 1
+        self._fetching[sequence] = saved
+
+        def fetched(there: bool) -> None:
+            if self._fetching.pop(sequence, None) is saved:
+                positions = saved.positions if there else 0
+                self._move(sequence, saved.layers, positions, arrived, inward=True)
+
+        def arrived(moved: bool) -> None:
+            positions = saved.positions if moved and saved.layers else 0
             sequence.moves -= 1
             sequence.saved = None
             saved.close()
-            self._begin(sequence, saved.positions if moved else 0)
+            self._begin(sequence, positions)
 
-        sequence.moves += 1
-        self._move(sequence, saved.layers, saved.positions, finish, inward=True)
+        saved.fetch(fetched)
 
     def _move(
         self,
@@ -379,6 +371,11 @@ class DeviceHome:
 
     def _open_entry(self, positions: int, *, live: bool) -> Banked | None:
         return self._bank.open(self._model, self._origin, self.executor.row_bytes, positions, live=live)
+
+    def _use(self, region: int) -> int:
+        """Note that a region is used now, and return it."""
+        self.used[region] = time.monotonic()
+        return region
 
     def _forget(self, claim: Claim) -> None:
         self.regions.release(self.regions.leave(claim))
