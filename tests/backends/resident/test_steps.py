@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 import tiny
-from backends.resident.conftest import Opener
+from backends.resident import reads
+from backends.resident.conftest import Opener, taken_for_gpu
 from tierd.backends.resident import manifest
 from tierd.backends.resident.assembly import Dispatch
-from tierd.backends.resident.grid import Per
 from tierd.backends.resident.memory import Shape
 from tierd.core import Batch, Chunk, Draw, TokenMask
 from tierd.models import GGUFFile
@@ -76,24 +78,40 @@ def _fields(dispatch: Dispatch) -> tuple[list[str], tuple[float, ...]]:
     return [name for name, _ in kernel.push], kernel.layout.unpack(dispatch.push)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 8])
-def test_a_decode_step_reads_every_weight_once(rows: int, q4: GGUFFile, opened: Opener) -> None:
-    """Bytes read by the dispatches of a step, at most 1.1 times the weights and the K/V that it touches."""
-    executor = opened(q4, shape=Shape(regions=8, positions=256, max_rows=32, selected=8))
-    tensors = [tensor for name, tensor in q4.tensors.items() if tensor.format.name == "Q4_1"]
-    weights = sum(tensor.nbytes for tensor in tensors)
-    keys_and_values = rows * 201 * executor.page_bytes // executor.page_positions
-    read = 0
-    for dispatch in executor.dispatches(rows, rows):
-        match dispatch.grid:
-            case (_, Per(_, count), _) if dispatch.weights:
-                read += -(-rows // count) * dispatch.weights
-        if dispatch.shader.kernel == "attention":
-            (groups, per, _), constants = dispatch.grid, dict(dispatch.shader.constants)
-            assert isinstance(groups, int)
-            assert isinstance(per, Per)
-            # Query heads of one group share what it reads.
-            heads = groups * constants["QUERIES"] // WIDE["heads"] * WIDE["kv_heads"]
-            assert per.count == constants["QUERY_ROWS"] == 1
-            read += rows * 201 * heads * WIDE["head_size"] * 2 * 2
-    assert weights + keys_and_values <= read <= 1.1 * (weights + keys_and_values)
+@pytest.mark.parametrize(
+    ("group", "codec"),
+    [(1, "f16"), (4, "q8_0"), (8, "tq4"), (16, "f16"), (16, "q8_0"), (16, "tq4"), (24, "f16")],
+)
+def test_a_step_reads_weights_and_rows_once(group: int, codec: str, opened: Opener, tmp_path: Path) -> None:
+    """At most 1.1 times the weights, and the K and V of each row, whatever device it is recorded for."""
+    heads = {"head_size": 32, "heads": group, "kv_heads": 1, "layers": 1}
+    path = tiny.write_llama(tmp_path / "m.gguf", format="Q4_1", n_embd=256, ff=256, **heads)
+    with GGUFFile.open(path) as file:
+        weights = sum(tensor.nbytes for tensor in file.tensors.values() if tensor.format.name == "Q4_1")
+        for device in ("software", "gpu"):
+            with taken_for_gpu(opened.backend.device, dot=True) if device == "gpu" else nullcontext():
+                executor = opened(file, codec, Shape(regions=8, positions=256, max_rows=64, selected=8))
+                position_bytes = executor.page_bytes // executor.page_positions
+                programs = {rows: executor.dispatches(rows, min(rows, 8)) for rows in (1, 2, 4, 8, 64)}
+            for count, program in programs.items():
+                for rows in (
+                    [(200, row % 8) for row in range(count)],
+                    [(190 - count + row, 0) for row in range(count)],
+                ):
+                    seen = position_bytes * sum(position + 1 for position, _ in rows)
+                    read = reads.row_bytes(program, rows)
+                    if count <= 8:
+                        assert weights <= reads.weight_bytes(program, count) <= 1.1 * weights
+                        assert seen <= read <= 1.1 * seen
+                    else:
+                        assert read <= 1.1 * seen
+
+
+def test_rows_of_a_chunk_share_what_they_read(q4: GGUFFile, opened: Opener) -> None:
+    with taken_for_gpu(opened.backend.device, dot=True):
+        executor = opened(q4, shape=Shape(regions=1, positions=512, max_rows=64, selected=1))
+        program = executor.dispatches(64, 1)
+    position_bytes = executor.page_bytes // executor.page_positions
+    last = [15 + 16 * n for n in range(4)]
+    read = reads.row_bytes(program, [(256 + row, 0) for row in range(64)])
+    assert read == position_bytes * sum(257 + row for row in last)

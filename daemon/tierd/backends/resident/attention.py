@@ -24,7 +24,7 @@ _UNIT = 16
 _UNIT_VALUES = 8
 # Bytes of shared memory that a group has less than.
 _SHARED = 32 << 10
-# Most query vectors (heads of a K/V head, times rows) of a group that has several rows, and that a lane scores.
+# Most query vectors (heads of a K/V head, times rows) of a group with several rows, and that a lane scores.
 _CHUNK_VECTORS = 32
 _SCORED = 24
 # Values of the output that are worth a lane, most that a lane has registers for, and most lanes.
