@@ -154,6 +154,22 @@ def test_streams_go_on_when_the_device_is_lost(error: Exception, step: int) -> N
         harness.snapshot_when(rests(harness))
 
 
+def test_all_models_of_a_device_lose_it_at_once() -> None:
+    fault = Fault(3, DeviceLostError("lost"))
+    with running(
+        model(MODEL, streams=2), model("idle"), open_slot=partial(device_slot, before_step=fault)
+    ) as harness:
+        for slot in harness.slots.values():
+            assert isinstance(slot.fallback, NullFallback)
+            slot.fallback.tries = 0
+        check(harness, "a", b"prompt a", 12)
+        models = harness.engine.snapshot.models
+        assert {id: (state.outcome, state.decline) for id, state in models.items()} == {
+            MODEL: ("cpu", "lost"),
+            "idle": ("cpu", "lost"),
+        }
+
+
 def test_a_device_that_does_not_come_back_leaves_the_model_on_the_cpu() -> None:
     with running(
         model(MODEL, streams=2), open_slot=partial(device_slot, before_step=Fault(3, DeviceLostError("lost")))

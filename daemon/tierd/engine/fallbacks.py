@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
@@ -29,6 +30,9 @@ from tierd.tier.passes import Passes
 from tierd.tier.scratch import Scratch
 
 log = logging.getLogger(__name__)
+
+# After so many seconds there may be the memory for an understudy that there was not.
+_UNDERSTUDY_AGAIN_S = 60.0
 
 
 class Streams(Protocol):
@@ -62,6 +66,7 @@ class Fallbacks:
         self._scratch: dict[str, Scratch] = {}
         self._working: set[Slot] = set()  # a worker opens an understudy for these, or puts them on the device
         self._rearm_at: dict[Slot, float] = {}  # of slots whose device is lost
+        self._stranded_at: dict[Slot, float] = {}  # when an understudy could not be opened
 
     @property
     def busy(self) -> bool:
@@ -121,9 +126,13 @@ class Fallbacks:
             self._scratch[slot.id].leave(sequence)
 
     def lose(self, slot: Slot, error: DeviceError) -> None:
-        """The device has failed: its streams go on elsewhere, with what the bank has of their rows."""
-        if slot.lost:
-            return
+        """A slot's device has failed: with it all models that are on it lose theirs, at work or not."""
+        for other in self._slots.values():
+            if other.executor.name == slot.executor.name and not other.lost:
+                self._lose(other, error)
+
+    def _lose(self, slot: Slot, error: DeviceError) -> None:
+        """Let a slot's streams go on elsewhere, with what the bank has of their rows."""
         slot.lost = str(error)
         log.error("model=%s the device is lost, its streams go on without it: %s", slot.id, error)
         home = _device_home(slot)
@@ -140,7 +149,11 @@ class Fallbacks:
         self._plan_rearm(slot)
 
     def retry(self, now: float) -> None:
-        """Try devices again whose time has come, once nothing of theirs is in flight any more."""
+        """Try devices again whose time has come, once nothing of theirs is in flight, and understudies."""
+        for slot, since in list(self._stranded_at.items()):
+            if now - since >= _UNDERSTUDY_AGAIN_S:
+                del self._stranded_at[slot]
+                slot.stranded = ""
         for slot, due in list(self._rearm_at.items()):
             if due <= now and not slot.steps and slot.move is None and slot not in self._working:
                 del self._rearm_at[slot]
@@ -155,6 +168,7 @@ class Fallbacks:
             self._streams.enter(result)
             return
         slot.stranded = str(result)
+        self._stranded_at[slot] = time.monotonic()
         log.error("model=%s cannot be served by the CPU: %s", slot.id, result)
         if slot.lost and slot not in self._rearm_at:
             self._plan_rearm(slot)
