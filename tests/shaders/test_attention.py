@@ -34,7 +34,7 @@ class Model:
     queries: int = 0
     lanes: int = 64
     query_rows: int = 1
-    units: int = 8
+    units: int = 2
     held: int = 0
 
     @property
@@ -175,19 +175,19 @@ MODELS = [
     Model(F16, 40, group=1),
     Model(F16, 256, group=4, kv_heads=1, window=70, lanes=128, units=1),
     Model(F16, 128, group=8, kv_heads=1, queries=3, lanes=32, units=0),
-    Model(F16, 1024, group=1, kv_heads=1),
+    Model(F16, 1024, group=1, kv_heads=1, units=8),
     Model(Q8_0, 64, group=3, window=1),
     Model(Q8_0, 96, group=4, kv_heads=1, **DEAR),
     Model(Q8_0, 256, group=1, kv_heads=1, lanes=192, units=1),
     Model(TQ4, 64, group=3),
     Model(TQ4, 128, group=4, kv_heads=1, window=130, **DEAR),
-    Model(TQ4, 256, group=5, kv_heads=1, queries=3, units=4),
+    Model(TQ4, 256, group=5, kv_heads=1, queries=3),
 ]
 # Of many query heads to a K/V head.
 WIDE_MODELS = [
     Model(F16, 32, group=16, kv_heads=1, **DEAR),
     Model(Q8_0, 32, group=17, kv_heads=1, lanes=192, units=1, held=4),
-    Model(TQ4, 32, group=16, kv_heads=1, units=4),
+    Model(TQ4, 32, group=16, kv_heads=1),
 ]
 
 
@@ -217,7 +217,7 @@ def test_splits_change_no_bit(gpu: Gpu, model: Model) -> None:
         (MODELS[0], MODELS[1]),
         (MODELS[3], Model(F16, 40, group=1, lanes=16, units=0)),
         (MODELS[8], Model(Q8_0, 96, group=4, kv_heads=1)),
-        (MODELS[11], Model(TQ4, 128, group=4, kv_heads=1, window=130, queries=3, lanes=128, units=2)),
+        (MODELS[11], Model(TQ4, 128, group=4, kv_heads=1, window=130, queries=3, lanes=128)),
     ],
     ids=_name,
 )
@@ -238,11 +238,11 @@ def test_a_row_is_the_same_alone_and_among_others(gpu: Gpu, model: Model) -> Non
     "model",
     [
         Model(F16, query_rows=4, **DEAR),
-        Model(F16, window=70, query_rows=8, lanes=128, units=2),
-        Model(Q8_0, group=2, query_rows=6),
-        Model(TQ4, query_rows=4),
+        Model(F16, window=70, query_rows=8, lanes=128),
+        Model(Q8_0, query_rows=6),
+        Model(TQ4, query_rows=4, units=8),
         Model(Q8_0, 96, group=4, kv_heads=1, window=3, query_rows=3, **DEAR),
-        Model(TQ4, 128, group=5, kv_heads=1, queries=3, lanes=128, units=2, query_rows=2),
+        Model(TQ4, 256, group=5, kv_heads=1, queries=3, lanes=128, query_rows=2),
     ],
     ids=_name,
 )
@@ -255,7 +255,7 @@ def test_rows_that_share_what_is_read_are_the_same(gpu: Gpu, model: Model) -> No
     ]
     rows += [(position, 0) for position in range(71, 75)]
     layer, q = layer_of(gpu, model), _queries(model, len(rows))
-    expected = layer.run(replace(model, query_rows=1), q, rows)
+    expected = layer.run(replace(model, query_rows=1, lanes=64, units=2), q, rows)
     np.testing.assert_array_equal(layer.run(model, q, rows), expected)
     reference = layer.reference(model, q, rows)
     np.testing.assert_allclose(expected.view(np.float32), reference, atol=2e-6, rtol=2e-6)
@@ -286,9 +286,7 @@ def test_what_a_row_does_not_see_may_be_anything(gpu: Gpu, model: Model) -> None
     assert not np.isfinite(after[1:].view(np.float32)).all()
 
 
-@pytest.mark.parametrize(
-    "model", [MODELS[0], MODELS[4], replace(MODELS[10], query_rows=2, **DEAR)], ids=_name
-)
+@pytest.mark.parametrize("model", [MODELS[4], replace(MODELS[10], query_rows=2, **DEAR)], ids=_name)
 def test_quantises_its_output(gpu: Gpu, model: Model) -> None:
     layer, q = layer_of(gpu, model), _queries(model, len(ROWS))
     floats = layer.run(model, q, ROWS).view(np.float32).reshape(len(ROWS), -1, 32)
