@@ -15,11 +15,10 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Ordered
 from pathlib import Path
 
 from tierd.kv.banked import Banked
-from tierd.kv.openings import longest_opening, pack
+from tierd.kv.openings import Tokens, longest_opening, pack
 from tierd.kv.spill import Rows, Spill, SpillDone, SpillJob, header_of
 
 __all__ = ["Bank", "Banked"]
@@ -74,7 +73,7 @@ class Bank:
         self._go_on()
         return entry
 
-    def keep(self, entry: Banked, tokens: Ordered[int]) -> None:
+    def keep(self, entry: Banked, tokens: Tokens) -> None:
         """Note that an entry has the rows of these tokens: it can be found and, unless live, dropped.
 
         They change no more. ValueError without tokens, with more than it has positions, and for an entry that
@@ -95,9 +94,7 @@ class Bank:
         self.touch(entry)
         self._go_on()
 
-    def find(
-        self, model: str, origin: str, tokens: Ordered[int], minimum: int = 1
-    ) -> tuple[Banked, int] | None:
+    def find(self, model: str, origin: str, tokens: Tokens, minimum: int = 1) -> tuple[Banked, int] | None:
         """Return the kept entry with the longest opening of these tokens, `minimum` or more, and its length.
 
         Pure. Of equals the one with the fewest tokens beyond wins, then the one used last.

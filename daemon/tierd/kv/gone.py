@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Ordered
 
 from tierd.kv.bank import Banked
-from tierd.kv.openings import longest_opening, pack
+from tierd.kv.openings import Tokens, longest_opening, pack
 
 # Conversations that are remembered, the latest.
 _MOST = 256
@@ -18,7 +17,7 @@ class Gone:
     def __init__(self) -> None:
         self._conversations: deque[tuple[str, str, bytes]] = deque(maxlen=_MOST)
 
-    def note(self, model: str, origin: str, tokens: Ordered[int]) -> None:
+    def note(self, model: str, origin: str, tokens: Tokens) -> None:
         """Note a conversation that could not be kept; origin: see Bank."""
         self._conversations.append((model, origin, pack(tokens)))
 
@@ -26,7 +25,7 @@ class Gone:
         """Note an entry that the bank has dropped."""
         self._conversations.append((entry.model, entry.origin, entry.packed or b""))
 
-    def find(self, model: str, origin: str, tokens: Ordered[int], minimum: int) -> int:
+    def find(self, model: str, origin: str, tokens: Tokens, minimum: int) -> int:
         """Return how many leading tokens had rows once, 0 below `minimum`."""
         held = (
             (packed, packed)

@@ -24,7 +24,7 @@ from tierd.kv.bank import Bank, Banked
 from tierd.kv.gone import Gone
 from tierd.kv.home import Room
 from tierd.kv.moves import Move
-from tierd.kv.openings import pack, shared_opening
+from tierd.kv.openings import Packed, pack, shared_opening
 from tierd.kv.saved import SavedEntry
 from tierd.tier.regions import Claim, Regions
 
@@ -56,7 +56,7 @@ class DeviceHome:
         regions: int,
         keeps: bool = True,
     ) -> None:
-        """origin: of the rows that it computes; no others are found in the bank. keeps: it parks."""
+        """origin: of its rows; no others are found in the bank. keeps: conversations may share them."""
         self.executor = executor
         self.most = executor.page_positions
         self.keeps = keeps
@@ -68,6 +68,7 @@ class DeviceHome:
         self._gone = gone
         self.used: list[float | None] = [None] * regions  # when, by region, in monotonic seconds
         self._fetching: dict[Sequence, SavedRows] = {}  # those whose rows are on their way from a file
+        self._followers: dict[Sequence, list[Sequence]] = {}  # by whose rows they wait for
         self._written: dict[Sequence, Claim] = {}  # parked while a step in flight still writes behind them
 
     @property
@@ -97,8 +98,9 @@ class DeviceHome:
 
     def admit(self, sequence: Sequence) -> None:
         """See Home."""
-        opening = self._find(sequence)
-        self._note_refed(sequence, opening.positions)
+        tokens = _opening_of(sequence)
+        opening = self._find(sequence, tokens)
+        sequence.refed = self._lost(tokens, opening.positions)
         leader = self._leader(sequence, opening.positions)
         if leader is not None:
             self._take_region(sequence, lambda: self._follow(sequence, leader))
@@ -124,11 +126,13 @@ class DeviceHome:
         if claim is not None and written:
             self.regions.pin(claim)
             self._written[sequence] = claim
-        self._lead(sequence)
+        if sequence in self._followers:
+            self._lead(sequence)
 
     def advanced(self, sequence: Sequence) -> None:
         """See Home."""
-        self._lead(sequence)
+        if sequence in self._followers:
+            self._lead(sequence)
 
     def settled(self, sequence: Sequence) -> None:
         """See Home."""
@@ -169,7 +173,7 @@ class DeviceHome:
 
     def rescue(self, sequence: Sequence) -> SavedRows | None:
         """Return what the bank has of a stream whose region is lost; None when it has nothing."""
-        found = self._bank.find(self._model, self._origin, sequence.tokens[:-1])
+        found = self._bank.find(self._model, self._origin, _opening_of(sequence))
         return None if found is None else SavedEntry(self._bank, found[0], found[1], spend=False)
 
     def lose(self) -> None:
@@ -180,15 +184,16 @@ class DeviceHome:
             sequence.moves -= 1
             saved.close()
         self._fetching.clear()
-        for view in self.regions:
-            if view.session is not None:
-                view.session.follows = None
+        for follower in (one for some in self._followers.values() for one in some):
+            follower.follows = None
+        self._followers.clear()
 
-    def _find(self, sequence: Sequence) -> _Opening:
-        """Return the longest known opening of a stream's tokens but the last, which is fed for its logits."""
+    def _find(self, sequence: Sequence, tokens: Packed) -> _Opening:
+        """Return the longest known opening of a stream's tokens."""
         if sequence.saved is not None:
             return _Opening(sequence.saved.positions)
-        tokens = sequence.tokens[:-1]
+        if not self.keeps:
+            return _Opening()
         there = self.regions.find(tokens)
         banked = self._bank.find(
             self._model, self._origin, tokens, minimum=1 if there is None else there.positions + 1
@@ -217,7 +222,7 @@ class DeviceHome:
             return
         claim = self.regions.oldest()
         assert claim is not None
-        tokens = self.regions.tokens_of(claim)
+        tokens = self.regions.packed_of(claim)
         sequence.pages = [self._use(self.regions.take(claim, sequence))]
         if self._is_banked(tokens):
             then()
@@ -243,7 +248,7 @@ class DeviceHome:
     def _fill(self, sequence: Sequence, opening: _Opening) -> None:
         """Bring the rows that are held into a stream's region."""
         if opening.session is not None and self.regions.region_of(opening.session) is None:
-            opening = self._find(sequence)  # it has ended, and is parked or gone
+            opening = self._find(sequence, _opening_of(sequence))  # it has ended, and is parked or gone
             self._hold(opening)
         owner = opening.claim if opening.session is None else opening.session
         if opening.banked is not None:
@@ -259,13 +264,11 @@ class DeviceHome:
             self._begin(sequence, opening.positions)
         self._release(opening)
 
-    def _note_refed(self, sequence: Sequence, known: int) -> None:
-        """Note how many of a stream's tokens have to be fed although their rows were there once."""
-        tokens = sequence.tokens[:-1]
-        there = self._gone.find(self._model, self._origin, tokens, known + 1)
-        sequence.refed = max(0, there - known)
+    def _lost(self, tokens: Packed, known: int) -> int:
+        """Return how many more tokens than are known had rows once."""
+        return max(0, self._gone.find(self._model, self._origin, tokens, known + 1) - known)
 
-    def _lose_claim(self, tokens: Ordered[int]) -> None:
+    def _lose_claim(self, tokens: Packed) -> None:
         self._gone.note(self._model, self._origin, tokens)
 
     def _hold(self, opening: _Opening) -> None:
@@ -283,7 +286,7 @@ class DeviceHome:
 
     def _leader(self, sequence: Sequence, known: int) -> Sequence | None:
         """Return a stream that is about to be fed more of the same opening than is known, if there is one."""
-        if sequence.saved is not None:
+        if sequence.saved is not None or not self.keeps:
             return None
         tokens = sequence.tokens[:-1]
         for view in self.regions:
@@ -301,21 +304,22 @@ class DeviceHome:
     def _follow(self, sequence: Sequence, leader: Sequence) -> None:
         """Let a stream wait for another's rows, unless that has ended meanwhile."""
         sequence.follows = leader
-        if self.regions.region_of(leader) is None:
-            self._lead(leader)
+        self._followers.setdefault(leader, []).append(sequence)
+        self._lead(leader)
 
     def _lead(self, leader: Sequence) -> None:
         """Fill the regions of those that wait for a stream's rows, once these are there or it has ended."""
         ended = self.regions.region_of(leader) is None
-        for view in list(self.regions):
-            follower = view.session
-            if follower is None or follower.follows is not leader:
+        for follower in self._followers.pop(leader, ()):
+            if follower.follows is not leader:  # it has ended itself
                 continue
-            if ended or leader.fed >= shared(leader, follower.tokens[:-1]):
-                follower.follows = None
-                opening = self._find(follower)
-                self._hold(opening)
-                self._fill(follower, opening)
+            if not ended and leader.fed < shared(leader, follower.tokens[:-1]):
+                self._followers.setdefault(leader, []).append(follower)
+                continue
+            follower.follows = None
+            opening = self._find(follower, _opening_of(follower))
+            self._hold(opening)
+            self._fill(follower, opening)
 
     def _bring(self, sequence: Sequence, saved: SavedRows) -> None:
         sequence.moves += 1
@@ -361,7 +365,7 @@ class DeviceHome:
         if not sequence.generated:
             sequence.cached = positions
 
-    def _is_banked(self, tokens: list[int]) -> bool:
+    def _is_banked(self, tokens: Packed) -> bool:
         """Whether the bank has the rows of all these tokens, which then counts as their last use."""
         found = self._bank.find(self._model, self._origin, tokens, minimum=len(tokens))
         if found is None:
@@ -379,6 +383,11 @@ class DeviceHome:
 
     def _forget(self, claim: Claim) -> None:
         self.regions.release(self.regions.leave(claim))
+
+
+def _opening_of(sequence: Sequence) -> Packed:
+    """Return a stream's tokens but the last, which is fed for its logits."""
+    return Packed(pack(sequence.tokens[:-1]))
 
 
 def shared(leader: Sequence, tokens: Ordered[int]) -> int:

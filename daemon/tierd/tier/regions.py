@@ -13,7 +13,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Generic, NewType, Protocol, TypeVar
 
-from tierd.kv.openings import TOKEN_BYTES, longest_opening, pack, shared_opening, unpack
+from tierd.kv.openings import TOKEN_BYTES, Packed, Tokens, longest_opening, pack, shared_opening, unpack
 
 Claim = NewType("Claim", int)
 
@@ -143,7 +143,7 @@ class Regions(Generic[_Session]):
         self._live[session] = parked.region
         return parked.region
 
-    def find(self, tokens: Ordered[int], minimum: int = 1) -> Match[_Session] | None:
+    def find(self, tokens: Tokens, minimum: int = 1) -> Match[_Session] | None:
         """Return the parked or live conversation with the longest opening of these tokens, `minimum` or more.
 
         Pure. Of equals a parked one wins, the one with the fewest tokens beyond; then the one used last.
@@ -156,11 +156,9 @@ class Regions(Generic[_Session]):
         if found is not None:
             claim, most = found
             match = Match(claim=claim, region=self._parked[claim].region, positions=most)
-        wanted = list(tokens)
         for session, region in self._live.items():
-            fed = min(session.fed, len(wanted))
-            # Packing takes longer than comparing what must be the same at least.
-            if fed > most and session.tokens[: most + 1] == wanted[: most + 1]:
+            fed = min(session.fed, len(tokens))
+            if fed > most and packed.startswith(pack(session.tokens[: most + 1])):
                 most = shared_opening(pack(session.tokens[:fed]), packed)
                 match = Match(session=session, region=region, positions=most)
         return match
@@ -223,6 +221,10 @@ class Regions(Generic[_Session]):
     def tokens_of(self, claim: Claim) -> list[int]:
         """Return the tokens whose rows a claim names. ValueError for a stale one."""
         return unpack(self._named(claim).tokens)
+
+    def packed_of(self, claim: Claim) -> Packed:
+        """Return these tokens packed. ValueError for a stale one."""
+        return Packed(self._named(claim).tokens)
 
     def claims(self) -> list[Claim]:
         """Return all claims that are not stale, the least recently used first."""
