@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from engine.device_drive import MODEL, check, passes, text
+from engine.device_drive import MODEL, check, ended, passes, text
 from engine.device_slot import NullFallback, device_slot
 from engine.drive import greedy
 from engine.harness import Gate, Harness, model, running
@@ -95,6 +95,32 @@ def test_a_stream_without_a_region_runs_on_the_cpu_and_is_counted() -> None:
             harness.mail.terminal(name)
             assert harness.mail.text(name) == text(b"prompt " + name.encode(), 8)
         assert passes(harness) == {"unhomed": 9 - 1}
+
+
+@pytest.mark.parametrize("bank", [1 << 20, 0])
+def test_a_stream_on_the_cpu_goes_back_to_a_region_that_becomes_free(bank: int) -> None:
+    """With its rows, or fed again where the bank has no room for them."""
+    gate, cpu = Gate(), Gate()
+    slot = partial(device_slot, regions=1, positions=128, bank=bank, before_step=gate, cpu_step=cpu)
+    with running(model(MODEL, streams=2), open_slot=slot) as harness:
+        harness.engine.submit(request("a", b"prompt a", 4))
+        gate.wait()
+        harness.engine.submit(request("b", b"prompt b", 90))
+        cpu.wait()
+        cpu.let(10)
+        gate.let(4)
+        harness.mail.terminal("a")
+        cpu.let(1000)
+        gate.let(1000)
+        ended(harness, "b", b"prompt b", 90)
+        counted = passes(harness)
+        assert set(counted) <= {"unhomed", "paged"}
+        assert sum(counted.values()) < 60
+        refed = harness.metrics.registry.get_sample_value(
+            "tierd_kv_reprefilled_tokens_total", {"model": MODEL}
+        )
+        assert (refed > 0) is (bank == 0)
+        harness.snapshot_when(rests(harness))
 
 
 def test_a_stream_that_outgrows_its_region_goes_on_on_the_cpu() -> None:

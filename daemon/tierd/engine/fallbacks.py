@@ -23,6 +23,7 @@ from tierd.engine.messages import Message, RearmDone, UnderstudyDone
 from tierd.engine.scheduler import admit_all, exile, moved, outgrown, usage
 from tierd.errors import DeviceError, ExecutorError
 from tierd.kv.moves import Move
+from tierd.kv.saved import evacuate
 from tierd.metrics import Metrics
 from tierd.slot import Guest, Placed, Slot, Step
 from tierd.tier.device_home import DeviceHome
@@ -65,6 +66,7 @@ class Fallbacks:
         self._slots: dict[str, Slot] = {}  # those on a device, by model
         self._scratch: dict[str, Scratch] = {}
         self._working: set[Slot] = set()  # a worker opens an understudy for these, or puts them on the device
+        self._recalls: dict[Slot, Sequence] = {}  # streams that are about to go back to the device
         self._rearm_at: dict[Slot, float] = {}  # of slots whose device is lost
         self._stranded_at: dict[Slot, float] = {}  # when an understudy could not be opened
 
@@ -283,7 +285,42 @@ class Fallbacks:
             first.passes = reason
             self._hand_over(slot.understudy, first)
             reason = routing.passing(slot)
-        return moving or len(slot.understudy.returning) > before
+        recalled = self._recall(slot, slot.understudy)
+        return moving or recalled or len(slot.understudy.returning) > before
+
+    def _recall(self, slot: Slot, understudy: Slot) -> bool:
+        """Bring a stream back to the device that has room for it again. Returns whether one is on its way.
+
+        First it gets no more rows, then, once no step has any of it, it goes.
+        """
+        sequence = self._recalls.get(slot)
+        if sequence is None:
+            sequence = routing.returnable(slot)
+            if sequence is None:
+                return False
+            sequence.moves += 1
+            self._recalls[slot] = sequence
+        if any(sequence in step.sequences for step in understudy.steps):
+            return False
+        del self._recalls[slot]
+        sequence.moves -= 1
+        if slot.lost or sequence not in understudy.running:
+            moved(understudy, sequence)
+            return True
+
+        def out(moved: bool) -> None:
+            if sequence not in understudy.running:
+                return
+            if not moved:
+                self._ledger.lost(slot, sequence, sequence.fed)
+            understudy.home.let_go(sequence, written=False)
+            exile(understudy, sequence, None)
+            understudy.exiles.remove(sequence)
+            slot.returning.append(sequence)
+            self._streams.place(slot, sequence)
+
+        evacuate(understudy.home, _device_home(slot).bank, understudy.outcome, sequence, out)
+        return True
 
     def _strand(self, slot: Slot) -> bool:
         """Settle for the device: whom it has no room for ends, who has lost its rows waits for it."""
@@ -310,7 +347,8 @@ class Fallbacks:
             slot.home.let_go(sequence, written=False)
             exile(slot, sequence, reason)
 
-        _device_home(slot).evacuate(sequence, out)
+        home = _device_home(slot)
+        evacuate(home, home.bank, home.origin, sequence, out)
 
     def _hand_over(self, understudy: Slot, sequence: Sequence) -> None:
         understudy.returning.append(sequence)

@@ -9,6 +9,9 @@ from tierd.engine.scheduler import usage
 from tierd.errors import ContextLengthExceededError
 from tierd.slot import Slot
 
+# Tokens that a stream must still want, to be moved from the CPU to the device.
+_WORTH_RETURNING = 32
+
 
 def passing(slot: Slot) -> PassReason | None:
     """Say why who is next in a slot is for the CPU; None where the device will have it, or nobody waits."""
@@ -33,6 +36,24 @@ def still_passing(slot: Slot, sequence: Sequence) -> PassReason:
         return PassReason.DEVICE_LOST
     room = slot.home.room
     return PassReason.UNHOMED if room.used == room.total else PassReason.PAGED
+
+
+def returnable(slot: Slot) -> Sequence | None:
+    """Return a stream on the CPU that is to come back to the device: it has room and work for it."""
+    understudy, room = slot.understudy, slot.home.room
+    if understudy is None or slot.lost or slot.first is not None or room.used == room.total:
+        return None
+    for sequence in understudy.running:
+        request = sequence.request
+        if (
+            request.max_tokens - sequence.generated >= _WORTH_RETURNING
+            and len(request.prompt) + request.max_tokens <= slot.home.most
+            and slot.home.can_admit(sequence)
+            and not sequence.moves
+            and not sequence.paused
+        ):
+            return sequence
+    return None
 
 
 def fitting(slot: Slot, waiting: Ordered[Sequence]) -> int:

@@ -184,9 +184,10 @@ def outgrown(slot: Slot) -> list[Sequence]:
     ]
 
 
-def exile(slot: Slot, sequence: Sequence, reason: PassReason) -> None:
+def exile(slot: Slot, sequence: Sequence, reason: PassReason | None) -> None:
     """Take a running stream off its executor, to go on elsewhere with what is saved of its rows.
 
+    reason: why it is for the CPU, None when it is not.
     Its pages are its own no longer: they were given back, or are lost.
     """
     slot.running.remove(sequence)

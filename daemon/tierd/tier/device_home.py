@@ -63,8 +63,8 @@ class DeviceHome:
         self.moves: deque[Move] = deque()
         self.regions: Regions[Sequence] = Regions(regions)
         self._model = model
-        self._origin = origin
-        self._bank = bank
+        self.origin = origin
+        self.bank = bank
         self._gone = gone
         self.used: list[float | None] = [None] * regions  # when, by region, in monotonic seconds
         self._fetching: dict[Sequence, SavedRows] = {}  # those whose rows are on their way from a file
@@ -144,37 +144,16 @@ class DeviceHome:
 
     def flush(self) -> int:
         """See Home. What is in the bank is forgotten as well."""
-        self._bank.flush(self._model)
+        self.bank.flush(self._model)
         going = [view.claim for view in self.regions if view.claim is not None and not view.pins]
         for claim in going:
             self._forget(claim)
         return len(going)
 
-    def evacuate(self, sequence: Sequence, finish: Callable[[bool], None]) -> None:
-        """Have the rows of a stream's fed tokens brought out, to be its `saved`; no step may be writing them.
-
-        finish: called at the end, told whether they are there. False at once where the bank has no room.
-        """
-        entry = self._open_entry(sequence.fed, live=True) if sequence.fed else None
-        if entry is None:
-            finish(False)
-            return
-
-        def out(moved: bool) -> None:
-            sequence.moves -= 1
-            if moved:
-                sequence.saved = SavedEntry(self._bank, entry, entry.positions, spend=True)
-            else:
-                self._bank.close(entry)
-            finish(moved)
-
-        sequence.moves += 1
-        self._move(sequence, entry.layers, entry.positions, out, inward=False)
-
     def rescue(self, sequence: Sequence) -> SavedRows | None:
         """Return what the bank has of a stream whose region is lost; None when it has nothing."""
-        found = self._bank.find(self._model, self._origin, _opening_of(sequence))
-        return None if found is None else SavedEntry(self._bank, found[0], found[1], spend=False)
+        found = self.bank.find(self._model, self.origin, _opening_of(sequence))
+        return None if found is None else SavedEntry(self.bank, found[0], found[1], spend=False)
 
     def lose(self) -> None:
         """Note that the device has failed: all moves end, as if they had never begun, and no row is left."""
@@ -195,8 +174,8 @@ class DeviceHome:
         if not self.keeps:
             return _Opening()
         there = self.regions.find(tokens)
-        banked = self._bank.find(
-            self._model, self._origin, tokens, minimum=1 if there is None else there.positions + 1
+        banked = self.bank.find(
+            self._model, self.origin, tokens, minimum=1 if there is None else there.positions + 1
         )
         if banked is not None:
             return _Opening(banked[1], banked=banked[0])
@@ -236,9 +215,9 @@ class DeviceHome:
         def out(moved: bool) -> None:
             sequence.moves -= 1
             if moved:
-                self._bank.keep(entry, tokens)
+                self.bank.keep(entry, tokens)
             else:
-                self._bank.close(entry)
+                self.bank.close(entry)
                 self._lose_claim(tokens)
             then()
 
@@ -252,8 +231,8 @@ class DeviceHome:
             self._hold(opening)
         owner = opening.claim if opening.session is None else opening.session
         if opening.banked is not None:
-            self._bank.touch(opening.banked)
-            self._bring(sequence, SavedEntry(self._bank, opening.banked, opening.positions, spend=False))
+            self.bank.touch(opening.banked)
+            self._bring(sequence, SavedEntry(self.bank, opening.banked, opening.positions, spend=False))
         elif sequence.saved is not None:
             self._bring(sequence, sequence.saved)
         else:
@@ -266,23 +245,23 @@ class DeviceHome:
 
     def _lost(self, tokens: Packed, known: int) -> int:
         """Return how many more tokens than are known had rows once."""
-        return max(0, self._gone.find(self._model, self._origin, tokens, known + 1) - known)
+        return max(0, self._gone.find(self._model, self.origin, tokens, known + 1) - known)
 
     def _lose_claim(self, tokens: Packed) -> None:
-        self._gone.note(self._model, self._origin, tokens)
+        self._gone.note(self._model, self.origin, tokens)
 
     def _hold(self, opening: _Opening) -> None:
         """See to it that known rows stay."""
         if opening.claim is not None:
             self.regions.pin(opening.claim)
         if opening.banked is not None:
-            self._bank.pin(opening.banked)
+            self.bank.pin(opening.banked)
 
     def _release(self, opening: _Opening) -> None:
         if opening.claim is not None:
             self.regions.unpin(opening.claim)
         if opening.banked is not None:
-            self._bank.unpin(opening.banked)
+            self.bank.unpin(opening.banked)
 
     def _leader(self, sequence: Sequence, known: int) -> Sequence | None:
         """Return a stream that is about to be fed more of the same opening than is known, if there is one."""
@@ -367,14 +346,14 @@ class DeviceHome:
 
     def _is_banked(self, tokens: Packed) -> bool:
         """Whether the bank has the rows of all these tokens, which then counts as their last use."""
-        found = self._bank.find(self._model, self._origin, tokens, minimum=len(tokens))
+        found = self.bank.find(self._model, self.origin, tokens, minimum=len(tokens))
         if found is None:
             return False
-        self._bank.touch(found[0])
+        self.bank.touch(found[0])
         return True
 
     def _open_entry(self, positions: int, *, live: bool) -> Banked | None:
-        return self._bank.open(self._model, self._origin, self.executor.row_bytes, positions, live=live)
+        return self.bank.open(self._model, self.origin, self.executor.row_bytes, positions, live=live)
 
     def _use(self, region: int) -> int:
         """Note that a region is used now, and return it."""
