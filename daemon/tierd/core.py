@@ -201,6 +201,10 @@ class SavedRows(Protocol):
     """Rows of K/V outside of any executor, from position 0 on."""
 
     @property
+    def origin(self) -> str:
+        """What has computed them; see `kv.home.Home`."""
+
+    @property
     def positions(self) -> int:
         """How many positions have rows."""
 
@@ -228,6 +232,7 @@ class Sequence:
     logprobs: of sampled tokens that are not told yet, because their text is held back. told: how many are.
     moves: of its rows that are under way or asked for; until they are over no step holds rows of it.
     saved: its rows where they are outside of any executor, to be brought into its pages when it is admitted.
+    mixed: some of its rows were computed elsewhere than the rest, so that no other stream may share them.
     follows: a stream whose prompt begins alike, and whose rows it waits for.
     passes: why it is on the CPU although its model is on the device; None when it is not.
     foreseen: what the executor drew for the newest token; -1 where it left that to the sampler.
@@ -248,6 +253,7 @@ class Sequence:
     told: int = 0
     moves: int = 0
     saved: SavedRows | None = None
+    mixed: bool = False
     follows: Sequence | None = None
     passes: PassReason | None = None
     foreseen: int = -1

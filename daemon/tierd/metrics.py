@@ -28,7 +28,10 @@ class Metrics:
             "tierd_requests", "Requests that ended.", (*MODEL, "outcome"), registry=registry
         )
         self.prompt_tokens = Counter(
-            "tierd_prompt_tokens", "Prompt tokens fed to the model.", MODEL, registry=registry
+            "tierd_prompt_tokens",
+            "Prompt tokens fed to the model, those that had to be fed again among them.",
+            MODEL,
+            registry=registry,
         )
         self.generated_tokens = Counter(
             "tierd_generated_tokens", "Tokens sampled, those that end a text too.", MODEL, registry=registry

@@ -115,6 +115,7 @@ class Slot:
 
     home: gives streams their pages. context: positions of one stream.
     waiting: not admitted yet, in order of arrival. running: admitted, in order of admission.
+    leaving: were running, and keep their pages while a step or a move works on them.
     returning: streams that come from elsewhere and are admitted first, in this order. exiles: those that can
     be here no longer and wait for a place on the CPU.
     steps: what the executor has been given and is not done with, oldest first. Pages of a sequence of a step
@@ -144,6 +145,7 @@ class Slot:
     waiting: deque[Sequence] = field(default_factory=deque)
     returning: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
+    leaving: set[Sequence] = field(default_factory=set)
     exiles: deque[Sequence] = field(default_factory=deque)
     guests: deque[Guest] = field(default_factory=deque)
     steps: deque[Step] = field(default_factory=deque)

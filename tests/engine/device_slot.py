@@ -22,7 +22,7 @@ class NullFallback:
     """Opens null slots on the CPU, and null devices.
 
     declines: errors that the next understudies meet. broken: errors that the next tries to arm meet.
-    tries: how often a lost device is tried again.
+    tries: how often a lost device is tried again. pages: of the CPU.
     """
 
     arm: Callable[[], DeviceHome]
@@ -30,6 +30,7 @@ class NullFallback:
     declines: list[ModelError] = field(default_factory=list)
     broken: list[DeviceError] = field(default_factory=list)
     tries: int = 3
+    pages: int = 256
     refusal: str = ""
 
     def understudy(self, slot: Slot) -> Slot:
@@ -38,7 +39,7 @@ class NullFallback:
         return null_slot(
             slot.settings,
             device="cpu",
-            pages=256,
+            pages=self.pages,
             context=slot.context,
             chunk_rows=slot.chunk_rows,
             before_step=self.cpu_step,
@@ -67,23 +68,27 @@ def device_slot(
     regions: int = 2,
     positions: int = 64,
     context: int = 0,
-    bank: int = 1 << 20,
+    bank: int | Bank = 1 << 20,
+    gone: Gone | None = None,
     chunk_rows: int = 16,
     before_step: Callable[[Batch], None] | None = None,
     fallback: bool = True,
+    keeps: bool = True,
     scratch: bool = False,
+    executor: Callable[..., NullExecutor] = NullExecutor,
     cpu_step: Callable[[Batch], None] | None = None,
     **facts: bool,
 ) -> Slot:
     """Return a slot whose K/V lies in regions of so many positions.
 
-    context 0: as many. cpu_step: see the understudy's executor. facts: of the device's.
+    context 0: as many. bank: or its limit. executor: makes the device's, with these facts among others.
+    cpu_step: see the understudy's executor.
     """
-    gone = Gone()
-    there = Bank(bank, on_drop=gone.dropped)
+    remembered = gone or Gone()
+    there = bank if isinstance(bank, Bank) else Bank(bank, on_drop=remembered.dropped)
 
     def arm() -> DeviceHome:
-        null = NullExecutor(
+        null = executor(
             name="gpu",
             pages=regions + scratch,
             page_positions=positions,
@@ -93,7 +98,15 @@ def device_slot(
             before_step=before_step,
             **facts,
         )
-        return DeviceHome(null, model=settings.id, origin="gpu", bank=there, gone=gone, regions=regions)
+        return DeviceHome(
+            null,
+            model=settings.id,
+            origin="gpu",
+            bank=there,
+            gone=remembered,
+            regions=regions,
+            keeps=keeps,
+        )
 
     slot = null_slot(settings, device="gpu", context=context or positions, chunk_rows=chunk_rows)
     slot.home = arm()

@@ -99,7 +99,7 @@ def test_a_stream_without_a_region_runs_on_the_cpu_and_is_counted() -> None:
 
 @pytest.mark.parametrize("bank", [1 << 20, 0])
 def test_a_stream_on_the_cpu_goes_back_to_a_region_that_becomes_free(bank: int) -> None:
-    """With its rows, or fed again where the bank has no room for them."""
+    """With its rows; it stays where it is if the bank has no room for them."""
     gate, cpu = Gate(), Gate()
     slot = partial(device_slot, regions=1, positions=128, bank=bank, before_step=gate, cpu_step=cpu)
     with running(model(MODEL, streams=2), open_slot=slot) as harness:
@@ -115,12 +115,36 @@ def test_a_stream_on_the_cpu_goes_back_to_a_region_that_becomes_free(bank: int) 
         ended(harness, "b", b"prompt b", 90)
         counted = passes(harness)
         assert set(counted) <= {"unhomed", "paged"}
-        assert sum(counted.values()) < 60
-        refed = harness.metrics.registry.get_sample_value(
-            "tierd_kv_reprefilled_tokens_total", {"model": MODEL}
-        )
-        assert (refed > 0) is (bank == 0)
+        assert (sum(counted.values()) < 60) is (bank > 0)
+        assert refed(harness) == 0
         harness.snapshot_when(rests(harness))
+
+
+@pytest.mark.parametrize("bank", [1 << 20, 0])
+def test_conversations_that_begin_alike_take_turns_in_one_region(bank: int) -> None:
+    """What is not shared goes to the bank, or is counted as fed again where that has no room."""
+    with running(
+        model(MODEL, streams=1), open_slot=partial(device_slot, regions=1, positions=128, bank=bank)
+    ) as harness:
+        talks = {name: b"the same system prompt; " + name.encode() for name in "ab"}
+        wanted = {"a": 0, "b": 0}
+        for turn in range(4):
+            for name in "ab":
+                harness.engine.submit(request(f"{name}{turn}", talks[name], 4))
+                end = ended(harness, f"{name}{turn}", talks[name], 4)
+                ids = greedy(talks[name], 4)
+                if bank:
+                    assert end.usage.cached_tokens >= wanted[name]
+                talks[name] = bytes(t % 256 for t in ids) + b" and then?"
+                wanted[name] = len(ids) - 1 if all(t < 256 for t in ids) else 0
+        assert (refed(harness) > 0) is (bank == 0)
+        assert passes(harness) == {}
+
+
+def refed(harness: Harness) -> float:
+    """Return how many tokens were fed again because their rows could be kept nowhere."""
+    value = harness.metrics.registry.get_sample_value("tierd_kv_reprefilled_tokens_total", {"model": MODEL})
+    return value or 0.0
 
 
 def test_a_stream_that_outgrows_its_region_goes_on_on_the_cpu() -> None:

@@ -74,16 +74,32 @@ def test_prompts_are_computed_on_the_device_and_go_on_from_pages_of_the_host() -
         ended(harness, "a", A)
 
 
-def test_a_prompt_whose_first_rows_the_host_has_is_not_continued_on_the_device() -> None:
+def test_rows_that_the_device_computed_are_not_shared_with_streams_of_the_cpu() -> None:
     with played() as (harness, device, cpu):
         begin(harness, device, ("b", B))
         cpu.let(1000)
         advance(harness, device, "b", 23)
         ended(harness, "b", B)
+        assert harness.slots[MODEL].understudy.home.room.cached == 0
+
+
+def test_a_prompt_whose_first_rows_the_host_has_is_not_continued_on_the_device() -> None:
+    with played() as (harness, device, cpu):
+        cpu.let(1000)
+        harness.engine.submit(request("a", b"a", 100))
+        advance(harness, device, "a", 2)
+        harness.engine.submit(request("b", B, 8))  # while "a" generates: all on the CPU
+        ended(harness, "b", B)
+        harness.engine.cancel("a")
+        device.let(2)
+        harness.snapshot_when(lambda snapshot: not snapshot.models[MODEL].running)
+        harness.engine.submit(request("c", A, 8))
+        harness.snapshot_when(lambda snapshot: snapshot.models[MODEL].pages_used == 1)
+        before = passes(harness)
         harness.engine.submit(request("again", B + b"more", 8))
         end = ended(harness, "again", B + b"more")
         assert end.usage.cached_tokens == len(B)
-        assert passes(harness) == {"unhomed": 8 + 7, "gap": 1}
+        assert passes(harness) == {**before, "unhomed": before["unhomed"] + 7, "gap": 1}
 
 
 def test_the_scratch_region_is_another_streams() -> None:
@@ -126,7 +142,7 @@ def test_a_prompt_longer_than_the_region(facts: dict[str, bool], counted: dict[s
 
 
 def test_rows_that_the_cpu_has_computed_are_a_gap() -> None:
-    prompt = b"b" * 150
+    prompt = b"b" * 400
     with played() as (harness, device, cpu):
         begin(harness, device, ("b", prompt))
         advance(harness, device, "b", 8)

@@ -21,7 +21,7 @@ from tierd.engine import routing
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import Message, RearmDone, UnderstudyDone
 from tierd.engine.scheduler import admit_all, exile, moved, outgrown, usage
-from tierd.errors import DeviceError, ExecutorError
+from tierd.errors import DeviceError, UnavailableError
 from tierd.kv.moves import Move
 from tierd.kv.saved import evacuate
 from tierd.metrics import Metrics
@@ -66,6 +66,8 @@ class Fallbacks:
         self._slots: dict[str, Slot] = {}  # those on a device, by model
         self._scratch: dict[str, Scratch] = {}
         self._working: set[Slot] = set()  # a worker opens an understudy for these, or puts them on the device
+        self._staying: set[Sequence] = set()  # streams on the CPU that the bank has no room to bring back
+        self._barred: set[Sequence] = set()  # streams whose rows could not be brought from the scratch region
         self._recalls: dict[Slot, Sequence] = {}  # streams that are about to go back to the device
         self._rearm_at: dict[Slot, float] = {}  # of slots whose device is lost
         self._stranded_at: dict[Slot, float] = {}  # when an understudy could not be opened
@@ -77,8 +79,8 @@ class Fallbacks:
 
     @property
     def deadline(self) -> float | None:
-        """When a lost device is to be tried again, monotonic seconds."""
-        return min(self._rearm_at.values(), default=None)
+        """When a lost device is to be tried again, monotonic seconds; not before it is left alone."""
+        return min((due for slot, due in self._rearm_at.items() if self._is_left(slot)), default=None)
 
     def enter(self, slot: Slot) -> None:
         """Take in a slot that was loaded."""
@@ -124,13 +126,16 @@ class Fallbacks:
 
     def leave(self, slot: Slot, sequence: Sequence) -> None:
         """Forget a stream that has ended."""
+        self._staying.discard(sequence)
+        self._barred.discard(sequence)
         if slot.id in self._scratch and not sequence.moves:
             self._scratch[slot.id].leave(sequence)
 
     def lose(self, slot: Slot, error: DeviceError) -> None:
         """A slot's device has failed: with it all models that are on it lose theirs, at work or not."""
+        device = _device_home(slot).device
         for other in self._slots.values():
-            if other.executor.name == slot.executor.name and not other.lost:
+            if _device_home(other).device is device and not other.lost:
                 self._lose(other, error)
 
     def _lose(self, slot: Slot, error: DeviceError) -> None:
@@ -139,6 +144,7 @@ class Fallbacks:
         log.error("model=%s the device is lost, its streams go on without it: %s", slot.id, error)
         home = _device_home(slot)
         home.lose()
+        slot.leaving.clear()
         while slot.guests:
             self._return(slot, slot.guests.popleft(), brought=False)
         if slot.scratch is not None:
@@ -157,7 +163,7 @@ class Fallbacks:
                 del self._stranded_at[slot]
                 slot.stranded = ""
         for slot, due in list(self._rearm_at.items()):
-            if due <= now and not slot.steps and slot.move is None and slot not in self._working:
+            if due <= now and self._is_left(slot):
                 del self._rearm_at[slot]
                 slot.executor.close()
                 self._work(slot, _put_back)
@@ -172,8 +178,6 @@ class Fallbacks:
         slot.stranded = str(result)
         self._stranded_at[slot] = time.monotonic()
         log.error("model=%s cannot be served by the CPU: %s", slot.id, result)
-        if slot.lost and slot not in self._rearm_at:
-            self._plan_rearm(slot)
 
     def rearmed(self, slot: Slot, result: Placed | Exception) -> None:
         """Take in what came of putting a model on its device again."""
@@ -183,8 +187,14 @@ class Fallbacks:
             self._plan_rearm(slot)
             return
         slot.home, slot.lost = result.home, ""
+        if slot.scratch is not None:
+            self._scratch[slot.id] = Scratch(slot.home.most)
         self.passes[slot.id].reset()
         log.info("model=%s is on the device again", slot.id)
+
+    def _is_left(self, slot: Slot) -> bool:
+        """Whether nothing is at work any more on what a slot had on its device."""
+        return not slot.steps and slot.move is None and slot not in self._working
 
     def _reason(self, slot: Slot, sequence: Sequence, chunk: Chunk) -> PassReason:
         """Say why a chunk of a stream runs on the CPU; slot: the model's on the device."""
@@ -208,13 +218,14 @@ class Fallbacks:
 
     def _invite(self, slot: Slot, understudy: Slot, scratch: Scratch) -> None:
         assert slot.scratch is not None
-        admit_all(understudy)
+        if understudy.has_room:
+            admit_all(understudy)
         busy = {sequence for step in understudy.steps for sequence in step.sequences}
         for sequence in understudy.running:
             start = sequence.fed
             # Prompts in regions have the other half of a step's.
             stop = min(len(sequence.tokens) - 1, start + max(1, slot.chunk_rows // 2))
-            if stop <= start or sequence.moves or sequence.paused or sequence in busy:
+            if stop <= start or sequence.moves or sequence.paused or sequence in busy | self._barred:
                 continue
             if self._refusal(slot, sequence, start, stop) is None:
                 scratch.fed(sequence, start, stop)
@@ -231,7 +242,7 @@ class Fallbacks:
 
         def out(done: bool) -> None:
             if not done:
-                self._return(slot, guest, brought=False)
+                back(False)
                 return
             understudy.home.cover(sequence, stop)
             understudy.home.moves.append(
@@ -239,6 +250,8 @@ class Fallbacks:
             )
 
         def back(done: bool) -> None:
+            if not done:
+                self._barred.add(sequence)
             self._return(slot, guest, brought=done)
 
         slot.home.moves.append(
@@ -253,6 +266,7 @@ class Fallbacks:
         sequence.moves -= 1
         if brought:
             sequence.fed = start + len(guest.chunk.tokens)
+            sequence.mixed = True
         else:
             scratch.passed(sequence, start)
         if sequence not in understudy.running:
@@ -265,14 +279,15 @@ class Fallbacks:
         """Send those of a slot, as far as there is a place."""
         if slot.stranded:
             return self._strand(slot)
-        for sequence in outgrown(slot):
+        full = outgrown(slot)
+        for sequence in full:
             self._evacuate(slot, sequence, PassReason.CAP)
-        moving = slot.move is None and len(slot.home.moves) > 0
+        works = bool(full) or (slot.move is None and len(slot.home.moves) > 0)
         reason = routing.passing(slot)
         if slot.understudy is None:
             if (slot.exiles or reason is not None) and slot not in self._working:
                 self._work(slot, _open_understudy)
-            return moving
+            return works
         before = len(slot.understudy.returning)
         while slot.exiles:
             self._hand_over(slot.understudy, slot.exiles.popleft())
@@ -286,7 +301,7 @@ class Fallbacks:
             self._hand_over(slot.understudy, first)
             reason = routing.passing(slot)
         recalled = self._recall(slot, slot.understudy)
-        return moving or recalled or len(slot.understudy.returning) > before
+        return works or recalled or len(slot.understudy.returning) > before
 
     def _recall(self, slot: Slot, understudy: Slot) -> bool:
         """Bring a stream back to the device that has room for it again. Returns whether one is on its way.
@@ -295,7 +310,7 @@ class Fallbacks:
         """
         sequence = self._recalls.get(slot)
         if sequence is None:
-            sequence = routing.returnable(slot)
+            sequence = routing.returnable(slot, self._staying)
             if sequence is None:
                 return False
             sequence.moves += 1
@@ -311,30 +326,40 @@ class Fallbacks:
         def out(moved: bool) -> None:
             if sequence not in understudy.running:
                 return
-            if not moved:
-                self._ledger.lost(slot, sequence, sequence.fed)
+            if not moved:  # its rows are worth more than the device
+                self._staying.add(sequence)
+                return
             understudy.home.let_go(sequence, written=False)
             exile(understudy, sequence, None)
             understudy.exiles.remove(sequence)
+            if slot.scratch is not None:
+                self._scratch[slot.id].leave(sequence)
             slot.returning.append(sequence)
             self._streams.place(slot, sequence)
 
-        evacuate(understudy.home, _device_home(slot).bank, understudy.outcome, sequence, out)
+        evacuate(understudy.home, _device_home(slot).bank, sequence, out, keep=False)
         return True
 
     def _strand(self, slot: Slot) -> bool:
         """Settle for the device: whom it has no room for ends, who has lost its rows waits for it."""
-        for sequence in outgrown(slot):
+        full = outgrown(slot)
+        for sequence in full:
             self._streams.end(slot, sequence, FinishedEvent(FinishReason.LENGTH, usage(sequence)))
         if slot.lost:
+            if slot not in self._rearm_at and slot not in self._working:
+                self._give_up(slot)
             return False
         back = list(slot.exiles)
+        for sequence in back:
+            sequence.passes = None
         slot.returning.extend(back)
         slot.exiles.clear()
-        for sequence in [*slot.returning, *slot.waiting]:
-            if len(sequence.tokens) > slot.home.most:
-                self._streams.end(slot, sequence, routing.too_long(slot, sequence))
-        return bool(back)
+        long = [
+            sequence for sequence in [*slot.returning, *slot.waiting] if len(sequence.tokens) > slot.home.most
+        ]
+        for sequence in long:
+            self._streams.end(slot, sequence, routing.too_long(slot, sequence))
+        return bool(full or back or long)
 
     def _evacuate(self, slot: Slot, sequence: Sequence, reason: PassReason) -> None:
         """Take a stream off the device, with its rows where the bank has room for them."""
@@ -348,7 +373,7 @@ class Fallbacks:
             exile(slot, sequence, reason)
 
         home = _device_home(slot)
-        evacuate(home, home.bank, home.origin, sequence, out)
+        evacuate(home, home.bank, sequence, out, keep=home.keeps)
 
     def _hand_over(self, understudy: Slot, sequence: Sequence) -> None:
         understudy.returning.append(sequence)
@@ -359,10 +384,15 @@ class Fallbacks:
         due = slot.fallback.retry_at()
         if due is not None:
             self._rearm_at[slot] = due
-        elif slot.stranded:
-            for sequence in [*slot.exiles, *slot.returning, *slot.waiting]:
-                error = ExecutorError(f"{slot.id}: {slot.lost}; the device does not come back; restart tierd")
-                self._streams.end(slot, sequence, FailedEvent(error))
+
+    def _give_up(self, slot: Slot) -> None:
+        """End those who can be nowhere any more."""
+        for sequence in [*slot.exiles, *slot.returning, *slot.waiting]:
+            error = UnavailableError(
+                f"{slot.id}: the device is lost ({slot.lost}) and the CPU cannot serve the model "
+                f"({slot.stranded}); free memory or restart tierd"
+            )
+            self._streams.end(slot, sequence, FailedEvent(error))
 
     def _work(self, slot: Slot, work: Callable[[Slot], Message]) -> None:
         """Have a worker do something for a slot that takes long, and post what came of it."""

@@ -67,8 +67,10 @@ class Ledger:
         """Note a step on its way to the executor. Returns whose first rows it holds."""
         metrics, model, now = self._metrics, slot.id, time.monotonic()
         started = []
-        for sequence in step.sequences:
-            timeline = self._timelines[sequence.request.id]
+        for sequence in (*step.sequences, *(guest.sequence for guest in step.guests)):
+            timeline = self._timelines.get(sequence.request.id)
+            if timeline is None:  # a guest that has left
+                continue
             if timeline.started is None:
                 timeline.started = now
                 started.append(sequence)
@@ -113,6 +115,7 @@ class Ledger:
             else:
                 between.observe(now - timeline.last_token)
             timeline.last_token = now
+        fed += sum(len(guest.chunk.tokens) for guest in step.guests)
         metrics.prompt_tokens.labels(model).inc(fed)
         metrics.generated_tokens.labels(model).inc(sampled)
         metrics.step_duration.labels(model).observe(seconds)

@@ -115,11 +115,7 @@ class Loop:
         """Take turns until a Stop has come and all that was going on then is over."""
         while not self._stopping or self._busy:
             self._receive()
-            self._expire()
-            self._feed()
-            while self._fallbacks.route():
-                self._feed()
-            self._publish()
+            self._turn()
         for device in self._devices.values():
             device.stop()
             device.join()
@@ -162,7 +158,7 @@ class Loop:
     def _receive(self) -> None:
         """Wait for a message, or until someone has waited for too long; handle all that came."""
         due = [queue.deadline(slot, self._settings.queue) for slot in self._slots.values()]
-        due += self._readers.deadline, self._fallbacks.deadline
+        due += self._readers.deadline, None if self._stopping else self._fallbacks.deadline
         first = min((end for end in due if end is not None), default=None)
         wait = None if first is None else min(max(0, first - time.monotonic()), LONGEST_WAIT_S)
         try:
@@ -172,14 +168,22 @@ class Loop:
         for _ in range(self._inbox.qsize()):
             self._handle(self._inbox.get())
 
+    def _turn(self) -> None:
+        """Do what has become possible, and tell of it."""
+        self._expire()
+        self._feed()
+        while self._fallbacks.route():
+            self._feed()
+        self._publish()
+
     def _feed(self) -> None:
         """Give the devices what they can take."""
         self._fallbacks.invite()
         for device in list(self._devices.values()):
             here = [slot for slot in self._everyone if slot.executor.name == device.name]
             self._feed_steps(device, here)
-            for slot in here:
-                self._carry(device, slot)
+            while self._carry_all(device, here):
+                self._feed_steps(device, here)
 
     def _feed_steps(self, device: Device, here: Ordered[Slot]) -> None:
         """Give the device steps, in turns that are fair to its models."""
@@ -205,22 +209,29 @@ class Loop:
         else:
             self._fallbacks.count(slot, step)
 
-    def _carry(self, device: Device, slot: Slot) -> None:
-        """Give the device the next slice of the slot's first move, unless it has one."""
+    def _carry_all(self, device: Device, here: Ordered[Slot]) -> bool:
+        """Give the device slices of all its slots' moves. Returns whether any stream can go on now."""
+        ended = [self._carry(device, slot) for slot in here]
+        return any(ended)
+
+    def _carry(self, device: Device, slot: Slot) -> bool:
+        """Give the device the next slice of the slot's first move, unless it has one.
+
+        Moves that have nothing to move end; returns whether any did, whose streams can go on now.
+        """
+        ended = False
+        while slot.move is None and slot.home.moves and not slot.home.moves[0].left:
+            self._end_move(slot, True)
+            ended = True
         if slot.move is None and slot.home.moves:
             slot.move = slot.home.moves[0]
             device.carry(slot, slot.move, slot.move.left.popleft())
+        return ended
 
     def _end_move(self, slot: Slot, done: bool) -> None:
-        """End the first move, and those behind it that have nothing to move."""
         move = slot.home.moves.popleft()
         move.finish(done)
         moved(slot, move.sequence)
-        self._end_empty_moves(slot)
-
-    def _end_empty_moves(self, slot: Slot) -> None:
-        if slot.move is None and slot.home.moves and not slot.home.moves[0].left:
-            self._end_move(slot, True)
 
     def _moved(self, slot: Slot, move: Move, error: Exception | None) -> None:
         """A slice of a move is done, or has failed."""
@@ -263,8 +274,6 @@ class Loop:
             case SpillDone():
                 assert self._bank is not None
                 self._bank.settle(message)
-                for slot in self._everyone:
-                    self._end_empty_moves(slot)
             case UnderstudyDone(slot, result):
                 self._fallbacks.understudied(slot, result)
             case RearmDone(slot, result):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Ordered
+from itertools import takewhile
 
 from tierd.core import FailedEvent, FinishedEvent, FinishReason, PassReason, Sequence, TerminalEvent
 from tierd.engine.scheduler import usage
@@ -38,8 +40,11 @@ def still_passing(slot: Slot, sequence: Sequence) -> PassReason:
     return PassReason.UNHOMED if room.used == room.total else PassReason.PAGED
 
 
-def returnable(slot: Slot) -> Sequence | None:
-    """Return a stream on the CPU that is to come back to the device: it has room and work for it."""
+def returnable(slot: Slot, staying: Collection[Sequence]) -> Sequence | None:
+    """Return a stream on the CPU that is to come back to the device, which has room for it.
+
+    staying: those that are not.
+    """
     understudy, room = slot.understudy, slot.home.room
     if understudy is None or slot.lost or slot.first is not None or room.used == room.total:
         return None
@@ -51,6 +56,7 @@ def returnable(slot: Slot) -> Sequence | None:
             and slot.home.can_admit(sequence)
             and not sequence.moves
             and not sequence.paused
+            and sequence not in staying
         ):
             return sequence
     return None
@@ -58,7 +64,8 @@ def returnable(slot: Slot) -> Sequence | None:
 
 def fitting(slot: Slot, waiting: Ordered[Sequence]) -> int:
     """Return how many of those who wait, from the first on, could be admitted now, wherever."""
-    there = 0 if slot.lost else slot.home.fitting(waiting)
+    short = list(takewhile(lambda sequence: len(sequence.tokens) <= slot.home.most, waiting))
+    there = 0 if slot.lost else slot.home.fitting(short)
     if slot.understudy is not None:
         there += slot.understudy.home.fitting(waiting[there:])
     return there

@@ -157,6 +157,7 @@ def leave(slot: Slot, sequence: Sequence) -> None:
     """
     if sequence in slot.running:
         slot.running.remove(sequence)
+        slot.leaving.add(sequence)
         _let_go(slot, sequence)
         return
     for queue in (slot.waiting, slot.returning, slot.exiles):
@@ -209,7 +210,7 @@ def settle(slot: Slot, step: Step, *, failed: bool) -> None:
     for sequence, chunk in zip(step.sequences, step.chunks, strict=True):
         if sequence in slot.running:
             continue
-        if sequence.pages:
+        if sequence in slot.leaving:
             if not failed and chunk.tokens[0] >= 0 and sequence.fed == chunk.start:
                 sequence.fed += len(chunk.tokens)
             _let_go(slot, sequence)
@@ -219,7 +220,7 @@ def settle(slot: Slot, step: Step, *, failed: bool) -> None:
 
 def moved(slot: Slot, sequence: Sequence) -> None:
     """Note that a move of a sequence's rows is over; give back its pages if it has left meanwhile."""
-    if sequence not in slot.running and sequence.pages:
+    if sequence in slot.leaving:
         _let_go(slot, sequence)
 
 
@@ -292,4 +293,6 @@ def _let_go(slot: Slot, sequence: Sequence) -> None:
     ]
     if any(chunk.tokens[0] >= 0 for chunk in chunks):
         return
+    slot.leaving.remove(sequence)
     slot.home.let_go(sequence, written=bool(chunks))
+    give_up_saved(sequence)

@@ -133,7 +133,7 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
     room, home, streams = slot.home.room, slot.home, slot.streams
     return ModelSnapshot(
         outcome="cpu" if slot.lost else slot.outcome,
-        device=slot.device,
+        device="" if slot.lost else slot.device,
         decline=slot.lost or slot.decline,
         running=len(streams),
         paused=sum(sequence.paused for sequence in streams),

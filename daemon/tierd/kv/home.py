@@ -26,12 +26,13 @@ class Room:
 class Home(Protocol):
     """Gives streams their pages. Owned by the engine thread.
 
-    executor: whose pages they are.
+    executor: whose pages they are. origin: names what computes rows there; only rows of one are shared.
     most: positions of one stream. keeps: whether rows outlive their streams.
     moves: of rows that have been asked for, the oldest first; whoever runs them takes them out when they end.
     """
 
     executor: Executor
+    origin: str
     most: int
     keeps: bool
     moves: deque[Move]

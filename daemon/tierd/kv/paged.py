@@ -24,6 +24,7 @@ class PagedHome:
     def __init__(self, executor: Executor, *, prefix_cache: bool = True) -> None:
         """prefix_cache: False: no page outlives its streams."""
         self.executor = executor
+        self.origin = executor.name
         self.most = executor.pages * executor.page_positions
         self.keeps = prefix_cache
         self.moves: deque[Move] = deque()
@@ -99,6 +100,7 @@ class PagedHome:
                 self.executor.copy_rows(match.source, page, rows)
             sequence.pages.append(page)
         sequence.fed = match.positions
+        sequence.mixed = False
         if not sequence.generated:
             sequence.cached = match.positions
 
@@ -114,7 +116,8 @@ class PagedHome:
             for page in sequence.held:
                 self.pool.retain(page)
         self.pool.unreserve(self.pages_needed(sequence.request) - len(sequence.pages))
-        self.prefixes.donate(sequence.tokens[: sequence.fed], sequence.pages)
+        kept = [] if sequence.mixed else sequence.tokens[: sequence.fed]
+        self.prefixes.donate(kept, sequence.pages)
         sequence.pages.clear()
 
     def advanced(self, sequence: Sequence) -> None:
@@ -138,14 +141,16 @@ class PagedHome:
 
         def fetched(there: bool) -> None:
             stop = saved.positions if there else 0
+
+            def arrived(moved: bool) -> None:
+                sequence.moves -= 1
+                sequence.saved = None
+                sequence.fed = stop if moved else 0
+                sequence.mixed = sequence.fed > 0 and saved.origin != self.origin
+                saved.close()
+
             pages = tuple(sequence.pages)
             self.moves.append(Move(sequence, pages, saved.layers, 0, stop, inward=True, finish=arrived))
-
-        def arrived(moved: bool) -> None:
-            sequence.moves -= 1
-            sequence.saved = None
-            sequence.fed = saved.positions if moved and saved.layers else 0
-            saved.close()
 
         sequence.moves += 1
         saved.fetch(fetched)

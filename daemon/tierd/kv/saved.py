@@ -13,18 +13,27 @@ from tierd.kv.bank import Bank, Banked
 from tierd.kv.home import Home
 from tierd.kv.moves import Move
 
+# The origin of rows of several.
+_MIXED = "mixed"
+
 
 class SavedEntry:
-    """The first positions of an entry; see `core.SavedRows`. They stay in the bank until it is closed."""
+    """The first positions of an entry; see `core.SavedRows`. They stay in the bank until it is closed.
 
-    def __init__(self, bank: Bank, entry: Banked, positions: int, *, spend: bool) -> None:
-        """spend: the entry is closed with it."""
+    Then a live entry is closed with it, or, if it is kept, stays there as a parked one.
+    """
+
+    def __init__(self, bank: Bank, entry: Banked, positions: int) -> None:
         self._bank = bank
         self._entry = entry
         self._positions = positions
-        self._spend = spend
         self._open = True
         bank.pin(entry)
+
+    @property
+    def origin(self) -> str:
+        """See SavedRows."""
+        return self._entry.origin
 
     @property
     def positions(self) -> int:
@@ -46,19 +55,25 @@ class SavedEntry:
             return
         self._open = False
         self._bank.unpin(self._entry)
-        if self._spend:
+        if not self._entry.live:
+            return
+        if self._entry.kept:
+            self._bank.parked(self._entry)
+        else:
             self._bank.close(self._entry)
 
 
-def evacuate(home: Home, bank: Bank, origin: str, sequence: Sequence, finish: Callable[[bool], None]) -> None:
+def evacuate(
+    home: Home, bank: Bank, sequence: Sequence, finish: Callable[[bool], None], *, keep: bool
+) -> None:
     """Have the rows of a stream's fed tokens brought out of its pages, to be its `saved`.
 
-    No step may be writing them. origin: of the rows. finish: called on the engine thread, told whether they
-    are there: at once where the bank has no room.
+    No step may be writing them. finish: called on the engine thread, told whether they are there: at once
+    where the bank has no room. keep: later streams may find them, unless they are of more than one origin.
     """
-    row_bytes = home.executor.row_bytes
     model, positions = sequence.request.model, sequence.fed
-    entry = bank.open(model, origin, row_bytes, positions, live=True) if positions else None
+    origin = _MIXED if sequence.mixed else home.origin
+    entry = bank.open(model, origin, home.executor.row_bytes, positions, live=True) if positions else None
     if entry is None:
         finish(False)
         return
@@ -66,7 +81,9 @@ def evacuate(home: Home, bank: Bank, origin: str, sequence: Sequence, finish: Ca
     def out(moved: bool) -> None:
         sequence.moves -= 1
         if moved:
-            sequence.saved = SavedEntry(bank, entry, positions, spend=True)
+            if keep and not sequence.mixed:
+                bank.keep(entry, sequence.tokens[:positions])
+            sequence.saved = SavedEntry(bank, entry, positions)
         else:
             bank.close(entry)
         finish(moved)

@@ -55,9 +55,14 @@ class DeviceHome:
         gone: Gone,
         regions: int,
         keeps: bool = True,
+        device: object = None,
     ) -> None:
-        """origin: of its rows; no others are found in the bank. keeps: conversations may share them."""
+        """origin: of its rows; no others are found in the bank. keeps: conversations may share them.
+
+        device: what it is on; homes of one device are lost together.
+        """
         self.executor = executor
+        self.device = device
         self.most = executor.page_positions
         self.keeps = keeps
         self.moves: deque[Move] = deque()
@@ -68,8 +73,12 @@ class DeviceHome:
         self._gone = gone
         self.used: list[float | None] = [None] * regions  # when, by region, in monotonic seconds
         self._fetching: dict[Sequence, SavedRows] = {}  # those whose rows are on their way from a file
-        self._followers: dict[Sequence, list[Sequence]] = {}  # by whose rows they wait for
-        self._written: dict[Sequence, Claim] = {}  # parked while a step in flight still writes behind them
+        self._tokens: dict[Sequence, Packed] = {}  # of those that have a region, as they were admitted
+        # By whose rows they wait for; with how many.
+        self._followers: dict[Sequence, list[tuple[Sequence, int]]] = {}
+        # Of streams that have ended while a step in flight still writes behind what is kept of them.
+        self._written: dict[Sequence, Claim] = {}
+        self._withdrawn: dict[Sequence, int] = {}  # regions in which nothing is kept
 
     @property
     def room(self) -> Room:
@@ -98,17 +107,20 @@ class DeviceHome:
 
     def admit(self, sequence: Sequence) -> None:
         """See Home."""
-        tokens = _opening_of(sequence)
+        tokens = self._tokens[sequence] = _opening_of(sequence)
         opening = self._find(sequence, tokens)
-        sequence.refed = self._lost(tokens, opening.positions)
-        leader = self._leader(sequence, opening.positions)
+        leader, shared = self._leader(sequence, tokens, opening.positions)
         if leader is not None:
-            self._take_region(sequence, lambda: self._follow(sequence, leader))
+            self._take_region(sequence, lambda: self._follow(sequence, leader, shared))
         elif opening.claim is not None and self._may_adopt(opening):
             region = self.regions.adopt(sequence, opening.claim, opening.positions)
             assert region is not None
             sequence.pages = [self._use(region)]
             self._begin(sequence, opening.positions)
+        elif opening.claim is not None and self._is_last(opening.claim):
+            # What lies behind the shared rows goes to the bank; these are where they are wanted.
+            positions = opening.positions if self.executor.rewinds else 0
+            self._take_region(sequence, lambda: self._begin(sequence, positions))
         else:
             self._hold(opening)
             self._take_region(sequence, lambda: self._fill(sequence, opening))
@@ -118,14 +130,19 @@ class DeviceHome:
 
     def let_go(self, sequence: Sequence, *, written: bool) -> None:
         """See Home."""
-        kept = sequence.tokens[: sequence.fed] if self.keeps or written else []
+        kept = sequence.tokens[: sequence.fed] if self.keeps and not sequence.mixed else []
+        self._tokens.pop(sequence, None)
         self._use(sequence.pages[0])
-        claim = self.regions.park(sequence, kept)
         sequence.pages.clear()
         sequence.follows = None
-        if claim is not None and written:
-            self.regions.pin(claim)
-            self._written[sequence] = claim
+        if written and not kept:
+            self._withdrawn[sequence] = self.regions.withdraw(sequence)
+        else:
+            claim = self.regions.park(sequence, kept)
+            if written:
+                assert claim is not None
+                self.regions.pin(claim)
+                self._written[sequence] = claim
         if sequence in self._followers:
             self._lead(sequence)
 
@@ -139,8 +156,9 @@ class DeviceHome:
         claim = self._written.pop(sequence, None)
         if claim is not None:
             self.regions.unpin(claim)
-            if not self.keeps:
-                self._forget(claim)
+        region = self._withdrawn.pop(sequence, None)
+        if region is not None:
+            self.regions.release(region)
 
     def flush(self) -> int:
         """See Home. What is in the bank is forgotten as well."""
@@ -153,7 +171,7 @@ class DeviceHome:
     def rescue(self, sequence: Sequence) -> SavedRows | None:
         """Return what the bank has of a stream whose region is lost; None when it has nothing."""
         found = self.bank.find(self._model, self.origin, _opening_of(sequence))
-        return None if found is None else SavedEntry(self.bank, found[0], found[1], spend=False)
+        return None if found is None else SavedEntry(self.bank, found[0], found[1])
 
     def lose(self) -> None:
         """Note that the device has failed: all moves end, as if they had never begun, and no row is left."""
@@ -163,9 +181,13 @@ class DeviceHome:
             sequence.moves -= 1
             saved.close()
         self._fetching.clear()
-        for follower in (one for some in self._followers.values() for one in some):
+        for follower, _ in (one for some in self._followers.values() for one in some):
             follower.follows = None
         self._followers.clear()
+        self._written.clear()
+        self._withdrawn.clear()
+        self._tokens.clear()
+        self.regions = Regions(self.regions.count)
 
     def _find(self, sequence: Sequence, tokens: Packed) -> _Opening:
         """Return the longest known opening of a stream's tokens."""
@@ -184,14 +206,18 @@ class DeviceHome:
         return _Opening()
 
     def _may_adopt(self, opening: _Opening) -> bool:
-        """Whether to go on in a parked region, not in a copy: nothing is lost, or no other can be had."""
+        """Whether to go on in a parked region, not in a copy: its rows are wanted whole."""
         claim = opening.claim
         assert claim is not None
-        parked = {view.claim: view for view in self.regions if view.claim is not None}
-        if parked[claim].pins:
-            return False
-        others = any(not view.pins for other, view in parked.items() if other != claim)
-        return parked[claim].positions == opening.positions or not (self.regions.free or others)
+        return any(
+            view.claim == claim and not view.pins and view.positions == opening.positions
+            for view in self.regions
+        )
+
+    def _is_last(self, claim: Claim) -> bool:
+        """Whether a stream can have no other region than that of a claim."""
+        takeable = [view.claim for view in self.regions if view.claim is not None and not view.pins]
+        return not self.regions.free and takeable == [claim]
 
     def _take_region(self, sequence: Sequence, then: Callable[[], None]) -> None:
         """Give a stream a region and do `then`, once the rows of whoever had it are in the bank."""
@@ -232,10 +258,12 @@ class DeviceHome:
         owner = opening.claim if opening.session is None else opening.session
         if opening.banked is not None:
             self.bank.touch(opening.banked)
-            self._bring(sequence, SavedEntry(self.bank, opening.banked, opening.positions, spend=False))
+            self._bring(sequence, SavedEntry(self.bank, opening.banked, opening.positions))
         elif sequence.saved is not None:
             self._bring(sequence, sequence.saved)
         else:
+            if opening.claim is not None:
+                self.regions.touch(opening.claim)
             if owner is not None:
                 source = self.regions.region_of(owner)
                 assert source is not None
@@ -263,40 +291,38 @@ class DeviceHome:
         if opening.banked is not None:
             self.bank.unpin(opening.banked)
 
-    def _leader(self, sequence: Sequence, known: int) -> Sequence | None:
-        """Return a stream that is about to be fed more of the same opening than is known, if there is one."""
+    def _leader(self, sequence: Sequence, tokens: Packed, known: int) -> tuple[Sequence | None, int]:
+        """Return a stream that is about to be fed more of the same opening than is known, and how much."""
         if sequence.saved is not None or not self.keeps:
-            return None
-        tokens = sequence.tokens[:-1]
-        for view in self.regions:
-            other = view.session
-            if (
-                other is None
-                or len(other.request.prompt) <= known
-                or other.request.prompt[: known + 1] != tuple(tokens[: known + 1])
-            ):
+            return None, 0
+        for other, content in self._tokens.items():
+            if other is sequence or other.paused or other.mixed or other.fed >= len(content):
                 continue
-            if shared(other, tokens) > max(known, other.fed) + _WORTH_WAITING:
-                return other
-        return None
+            shared = shared_opening(content.content, tokens.content)
+            if shared > max(known, other.fed) + _WORTH_WAITING:
+                return other, shared
+        return None, 0
 
-    def _follow(self, sequence: Sequence, leader: Sequence) -> None:
-        """Let a stream wait for another's rows, unless that has ended meanwhile."""
+    def _follow(self, sequence: Sequence, leader: Sequence, shared: int) -> None:
+        """Let a stream wait for another's rows, unless these are there by now or that one has ended."""
         sequence.follows = leader
-        self._followers.setdefault(leader, []).append(sequence)
+        self._followers.setdefault(leader, []).append((sequence, shared))
         self._lead(leader)
 
     def _lead(self, leader: Sequence) -> None:
         """Fill the regions of those that wait for a stream's rows, once these are there or it has ended."""
         ended = self.regions.region_of(leader) is None
-        for follower in self._followers.pop(leader, ()):
+        for follower, shared in self._followers.pop(leader, ()):
             if follower.follows is not leader:  # it has ended itself
                 continue
-            if not ended and leader.fed < shared(leader, follower.tokens[:-1]):
-                self._followers.setdefault(leader, []).append(follower)
+            if not ended and leader.fed < shared:
+                self._followers.setdefault(leader, []).append((follower, shared))
                 continue
             follower.follows = None
-            opening = self._find(follower, _opening_of(follower))
+            if ended:
+                opening = self._find(follower, _opening_of(follower))
+            else:
+                opening = _Opening(shared, session=leader)
             self._hold(opening)
             self._fill(follower, opening)
 
@@ -305,16 +331,18 @@ class DeviceHome:
         self._fetching[sequence] = saved
 
         def fetched(there: bool) -> None:
-            if self._fetching.pop(sequence, None) is saved:
-                positions = saved.positions if there else 0
-                self._move(sequence, saved.layers, positions, arrived, inward=True)
+            if self._fetching.pop(sequence, None) is not saved:  # the device was lost meanwhile
+                return
+            positions = saved.positions if there else 0
 
-        def arrived(moved: bool) -> None:
-            positions = saved.positions if moved and saved.layers else 0
-            sequence.moves -= 1
-            sequence.saved = None
-            saved.close()
-            self._begin(sequence, positions)
+            def arrived(moved: bool) -> None:
+                sequence.moves -= 1
+                sequence.saved = None
+                self._begin(sequence, positions if moved else 0)
+                sequence.mixed = sequence.fed > 0 and saved.origin != self.origin
+                saved.close()
+
+            self._move(sequence, saved.layers, positions, arrived, inward=True)
 
         saved.fetch(fetched)
 
@@ -340,9 +368,10 @@ class DeviceHome:
         )
 
     def _begin(self, sequence: Sequence, positions: int) -> None:
-        sequence.fed = positions
+        sequence.fed, sequence.mixed = positions, False
         if not sequence.generated:
             sequence.cached = positions
+            sequence.refed = self._lost(self._tokens[sequence], positions)
 
     def _is_banked(self, tokens: Packed) -> bool:
         """Whether the bank has the rows of all these tokens, which then counts as their last use."""
@@ -367,8 +396,3 @@ class DeviceHome:
 def _opening_of(sequence: Sequence) -> Packed:
     """Return a stream's tokens but the last, which is fed for its logits."""
     return Packed(pack(sequence.tokens[:-1]))
-
-
-def shared(leader: Sequence, tokens: Ordered[int]) -> int:
-    """Return how many leading tokens are the same as in a stream's prompt."""
-    return shared_opening(pack(leader.request.prompt), pack(tokens))

@@ -109,6 +109,7 @@ class DeviceSite:
             gone=self._gone,
             regions=want.regions,
             keeps=settings.kv.prefix_cache,
+            device=backend.device,
         )
         return Placed(
             home=home,

@@ -1,8 +1,9 @@
 """Which region is whose: K/V rows on a device, one stream's to a region. It knows no device.
 
 A region is free, or live (a session writes to it), or parked (its session has ended and its rows stay), or
-leaving (somebody still copies its rows out). A parked one is named by a claim, a number that is never used
-twice in a process: whoever comes back with it gets its rows, or learns that they are gone.
+leaving (nobody has it, but somebody still copies its rows out or writes to it). A parked one is named by a
+claim, a number that is never used twice in a process: whoever comes back with it gets its rows, or learns
+that they are gone.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Regions(Generic[_Session]):
 
     @property
     def leaving(self) -> int:
-        """Regions whose rows are being copied out, and that nobody owns."""
+        """Regions that nobody owns, and that are not free yet."""
         return len(self._leaving)
 
     def open(self, session: _Session) -> int:
@@ -185,6 +186,15 @@ class Regions(Generic[_Session]):
         self._leaving.add(region)
         return region
 
+    def withdraw(self, session: _Session) -> int:
+        """Take a session's region back and keep nothing, but let nobody have it until it is released.
+
+        For one that a step in flight still writes to. ValueError for a session that has none.
+        """
+        region = self._end(session)
+        self._leaving.add(region)
+        return region
+
     def release(self, region: int) -> None:
         """Free a region that is leaving. ValueError for any other."""
         if region not in self._leaving:
@@ -253,7 +263,7 @@ class Regions(Generic[_Session]):
 
     def _end(self, session: _Session) -> int:
         if session not in self._live:
-            raise ValueError("cannot park a session that has no region")
+            raise ValueError("the session has no region")
         return self._live.pop(session)
 
     def _named(self, claim: Claim) -> _Parked:

@@ -1,0 +1,154 @@
+"""An engine that does nothing by itself: a test runs its devices, workers and turns, in its own thread."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from queue import Empty, SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.harness import Mail
+from tierd.backends.null import NullExecutor
+from tierd.core import Batch, Request
+from tierd.engine import fallbacks, loop
+from tierd.engine.messages import Load, LoadDone, Message, Submit
+from tierd.engine.runner import Device
+from tierd.engine.turns import Turns
+from tierd.errors import DeviceError, DeviceLostError
+from tierd.kv.bank import Bank
+from tierd.metrics import Metrics
+from tierd.settings import Settings
+from tierd.slot import Slot
+
+
+class Board:
+    """A device that several models are on, and that fails when it is told to.
+
+    armed: what the next call of a kind meets. abandoned: it has failed, and does so for all from then on.
+    """
+
+    def __init__(self) -> None:
+        self.armed: dict[str, Exception] = {}
+        self.abandoned = False
+
+    def meet(self, call: str) -> None:
+        if self.abandoned:
+            raise DeviceLostError("it was given up")
+        error = self.armed.pop(call, None)
+        if error is not None:
+            self.abandoned = isinstance(error, DeviceError)
+            raise error
+
+
+class BoardExecutor(NullExecutor):
+    """One model on a board."""
+
+    def __init__(self, board: Board, **options: Any) -> None:
+        super().__init__(**options | {"before_step": lambda _: board.meet("step")})
+        self.board = board
+
+    def submit(self, batch: Batch) -> None:
+        self.board.meet("submit")
+        super().submit(batch)
+
+    def read_rows(
+        self, layer: int, pages: Sequence[int], start: int, stop: int, out: npt.NDArray[np.uint8]
+    ) -> None:
+        self.board.meet("out")
+        super().read_rows(layer, pages, start, stop, out)
+        self.board.meet("behind")
+
+    def write_rows(
+        self, layer: int, pages: Sequence[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
+    ) -> None:
+        self.board.meet("in")
+        super().write_rows(layer, pages, start, stop, rows)
+        self.board.meet("behind")
+
+
+class ManualDevice(Device):
+    """Does what it was given when it is told to."""
+
+    def __init__(self, name: str, inbox: SimpleQueue[Message]) -> None:
+        self.name = name
+        self.turns = Turns()
+        self._inbox = inbox
+        self._work = SimpleQueue()
+
+    def work(self) -> bool:
+        """Do the next thing; return whether there was one."""
+        try:
+            work = self._work.get_nowait()
+        except Empty:
+            return False
+        assert work is not None
+        self._inbox.put(work())
+        return True
+
+
+class ManualLoop(loop.Loop):
+    """inbox: take turns to have it read. workers: what threads of the engine would do. mail: what it says."""
+
+    def __init__(self, settings: Settings, bank: Bank) -> None:
+        self.inbox: SimpleQueue[Message] = SimpleQueue()
+        self.mail = Mail()
+        self.workers: deque[Callable[[], None]] = deque()
+        self.metrics = Metrics("0.0")
+        super().__init__(self.inbox, self.mail.deliver, _no_slot, self.metrics, settings, bank)
+        self._patches = ExitStack()
+        threads = SimpleNamespace(Thread=self._thread)
+        self._patches.enter_context(patch.object(fallbacks, "threading", threads))
+        self._patches.enter_context(patch.object(loop, "Device", ManualDevice))
+
+    def put(self, slot: Slot) -> None:
+        """Serve a slot from now on."""
+        load = Load(slot.settings, Future())
+        self._loads[slot.id] = load
+        self._handle(LoadDone(load, slot))
+
+    def submit(self, request: Request) -> None:
+        self.inbox.put(Submit(request, time.monotonic()))
+
+    def turn(self) -> None:
+        """Handle all that has come, and do what has become possible."""
+        while not self.inbox.empty():
+            self._handle(self.inbox.get())
+        self._turn()
+
+    def work(self, device: str) -> bool:
+        """Let a device do its next thing; return whether there was one."""
+        there = self._devices.get(device)
+        return isinstance(there, ManualDevice) and there.work()
+
+    @property
+    def everyone(self) -> list[Slot]:
+        """All slots, understudies too."""
+        return list(self._everyone)
+
+    @property
+    def live(self) -> set[str]:
+        """Requests that have not ended."""
+        return set(self._live)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it would go on when it is told to stop."""
+        return self._busy
+
+    def close(self) -> None:
+        self._patches.close()
+
+    def _thread(self, target: Callable[[], None], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(start=lambda: self.workers.append(target))
+
+
+def _no_slot(_: object) -> Slot:
+    raise AssertionError("slots are put here by hand")
