@@ -7,7 +7,7 @@
 // position (rope) and brought into the codec's basis; keys and values are encoded and stored at the row's region and
 // position. Queries change in place. Groups: (HEADS + 2 * KV_HEADS, rows); a group has one head of one row.
 //
-// HEAD_SIZE: at most 1024, what the codec can keep. LANES: a power of two.
+// HEAD_SIZE: at most 1024, what the codec can keep. LANES: a power of two of at least 8; it changes no bit.
 // ROPE_PAIRS: 0 without rope, else at most HEAD_SIZE / 2; neighbours make a pair where ROPE_INTERLEAVED is set.
 // q_norm, k_norm: weights of one head, or absent. shape: by K/V head, what keys are multiplied by before they are
 // rotated, what queries are, and HEAD_SIZE rows of feedback (codec_tq4.glsl), each HEAD_SIZE floats; or absent.
@@ -20,8 +20,11 @@ layout(constant_id = 4) const uint ROPE_PAIRS = 0;
 layout(constant_id = 5) const uint ROPE_INTERLEAVED = 0;
 layout(local_size_x_id = 1) in;
 
+// Lanes that add squares up, whatever LANES is: the order of the sum is the same for all.
+const uint NORM_LANES = 8;
+
 shared vec4 heads[HEAD_SIZE / 4];
-shared float squares[LANES];
+shared float squares[NORM_LANES];
 
 #define CODEC_ENCODES
 #include "codec.glsl"
@@ -55,13 +58,16 @@ void load(FloatQuads rows, uint start) {
 
 void norm(FloatQuads weight) {
     uint lane = gl_LocalInvocationID.x;
-    precise float sum = 0.0;
-    for (uint i = lane; i < HEAD_QUADS; i += LANES) {
-        precise vec4 square = heads[i] * heads[i];
-        sum += (square.x + square.y) + (square.z + square.w);
+    barrier();
+    if (lane < NORM_LANES) {
+        precise float sum = 0.0;
+        for (uint i = lane; i < HEAD_QUADS; i += NORM_LANES) {
+            precise vec4 square = heads[i] * heads[i];
+            sum += (square.x + square.y) + (square.z + square.w);
+        }
+        squares[lane] = sum;
     }
-    squares[lane] = sum;
-    for (uint half_lanes = LANES / 2; half_lanes > 0; half_lanes /= 2) {
+    for (uint half_lanes = NORM_LANES / 2; half_lanes > 0; half_lanes /= 2) {
         barrier();
         if (lane < half_lanes) {
             precise float pair = squares[lane] + squares[lane + half_lanes];

@@ -211,6 +211,18 @@ def test_norms_turns_and_rotates(gpu: Gpu, model: Model) -> None:
         np.testing.assert_allclose(stored, expected, rtol=1e-3, atol=1e-5)
 
 
+def test_lanes_change_no_bit(gpu: Gpu) -> None:
+    model = Model(KV_CODECS["tq4"], 128, pairs=16)
+    inputs, one = _inputs(model, len(ROWS)), np.ones(model.head_size, np.float32)
+    found = []
+    for lanes in (8, 32):
+        regions = _regions(gpu, model)
+        q = _run(gpu, model, inputs, ROWS, regions, {"q_norm": one, "k_norm": one}, lanes)
+        found.append([q, *regions.copy()])
+    for first, second in zip(*found, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
 @pytest.mark.parametrize("lanes", [8, 32])
 def test_shapes_keys_as_the_host_does(gpu: Gpu, lanes: int) -> None:
     model = Model(KV_CODECS["tq4"])

@@ -70,7 +70,7 @@ def test_the_validation_layer_finds_shared_memory_enough(device: Device) -> None
     kernel = manifest.kernel("attention")
     forms: set[Form] = set()
     for head_size, group in ((64, 71), (128, 32), (256, 16), (1024, 1)):
-        for facts, rows in ((LEAST, 1), (LEAST, 512), (SOFTWARE, 1), (SOFTWARE, 512)):
+        for facts, rows in ((LEAST, 512), (SOFTWARE, 1)):
             forms.add(form_of(attend(head_size, group), facts, rows))
     assert max(form.shared_bytes for form in forms) > 31 << 10
     for form in forms:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from backends.resident.conftest import TOKENS, WIDE, Opener, feed, taken_for_gpu
+from backends.resident.conftest import TOKENS, Opener, feed, taken_for_gpu
 from tierd.backends.host import ThreadPool
 from tierd.backends.resident.assembly import Shader
 from tierd.backends.resident.backend import ResidentBackend
@@ -22,6 +22,8 @@ from tierd.core import Batch, Chunk
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
 
+# As many query heads to a K/V head as models have them.
+MANY_HEADS = {"n_embd": 256, "head_size": 32, "heads": 16, "kv_heads": 1, "ff": 512}
 SHAPE = Shape(regions=4, positions=1024, max_rows=32, selected=4)
 LONG = list(itertools.islice(itertools.cycle(TOKENS), 850))
 
@@ -39,7 +41,7 @@ class Model:
 @pytest.fixture(scope="module")
 def q4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GGUFFile]:
     path = tmp_path_factory.mktemp("tiny") / "q4.gguf"
-    with GGUFFile.open(tiny.write_llama(path, format="Q4_1", context=1024, **WIDE)) as file:
+    with GGUFFile.open(tiny.write_llama(path, format="Q4_1", context=1024, **MANY_HEADS)) as file:
         yield file
 
 

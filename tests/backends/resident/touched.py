@@ -37,7 +37,6 @@ class Touch:
         self.push = dict(zip([name for name, _ in kernel.push], values, strict=True))
         self.constants = dict(dispatch.shader.constants)
         self.variant = dispatch.shader.variant
-        self.groups = dispatch.grid[0]
         self.live = live
         rows = dispatch.grid[1]
         assert isinstance(rows, grid.Per)
@@ -138,8 +137,7 @@ def _heads(touch: Touch) -> None:
 
 
 def _attention(touch: Touch) -> None:
-    assert isinstance(touch.groups, int)
-    width = touch.groups * touch.constants["QUERIES"] * touch.constants["HEAD_SIZE"]
+    width = touch.push["kv_heads"] * touch.constants["GROUP"] * touch.constants["HEAD_SIZE"]
     touch.marks("step")
     touch.read += [touch.floats("q", width), touch.keys_and_values(touch.push["kv_heads"])]
     if touch.constants["OUT_QUANTISED"]:
