@@ -21,8 +21,9 @@ from tierd.tier.device_home import DeviceHome
 class NullFallback:
     """Opens null slots on the CPU, and null devices.
 
-    declines: errors that the next understudies meet. broken: errors that the next tries to arm meet.
-    tries: how often a lost device is tried again. pages: of the CPU.
+    declines: errors that the next understudies meet. declined: whether one has met any.
+    broken: errors that the next tries to arm meet. tries: how often a lost device is tried again.
+    pages: of the CPU.
     """
 
     arm: Callable[[], DeviceHome]
@@ -32,9 +33,11 @@ class NullFallback:
     tries: int = 3
     pages: int = 256
     refusal: str = ""
+    declined: bool = False
 
     def understudy(self, slot: Slot) -> Slot:
         if self.declines:
+            self.declined = True
             raise self.declines.pop(0)
         return null_slot(
             slot.settings,

@@ -1,4 +1,4 @@
-"""An engine that does nothing by itself: a test runs its devices, workers and turns, in its own thread."""
+"""An engine that does nothing by itself: a test lets its devices and workers work, and takes its turns."""
 
 from __future__ import annotations
 
@@ -122,6 +122,10 @@ class ManualLoop(loop.Loop):
         while not self.inbox.empty():
             self._handle(self.inbox.get())
         self._turn()
+
+    def retry(self, now: float) -> None:
+        """Try again what is due at a time."""
+        self._fallbacks.retry(now)
 
     def work(self, device: str) -> bool:
         """Let a device do its next thing; return whether there was one."""
