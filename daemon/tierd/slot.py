@@ -183,6 +183,12 @@ class Slot:
         return here if self.understudy is None else here + self.understudy.occupied
 
     @property
+    def longest(self) -> int:
+        """Most tokens with which a stream can begin here."""
+        most = self.home.most
+        return most if self.executor.prefill_continues else min(most, self.chunk_rows)
+
+    @property
     def has_work(self) -> bool:
         """Whether anybody might have rows in its next step."""
         return bool(self.running or self.returning or self.waiting or self.guests)

@@ -204,6 +204,19 @@ def test_streams_go_on_when_the_device_is_lost(error: Exception, step: int) -> N
         harness.snapshot_when(rests(harness))
 
 
+def test_a_device_that_cannot_continue_prompts_gets_them_whole_and_no_longer_ones() -> None:
+    slot = partial(device_slot, regions=2, prefill_continues=False, rewinds=False)
+    with running(model(MODEL, streams=3), open_slot=slot) as harness:
+        prompts = [b"prompt %d" % n for n in range(3)] + [b"longer than one step of sixteen"]
+        for n, prompt in enumerate(prompts):
+            harness.engine.submit(request(f"r{n}", prompt, 4))
+        for n, prompt in enumerate(prompts):
+            ended(harness, f"r{n}", prompt, 4)
+        counted = passes(harness)
+        assert counted.pop("continuation") == 2 + 3
+        assert set(counted) <= {"unhomed", "paged"}
+
+
 def test_all_models_of_a_device_lose_it_at_once() -> None:
     fault = Fault(3, DeviceLostError("lost"))
     with running(

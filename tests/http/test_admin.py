@@ -166,6 +166,11 @@ def test_slots_tell_what_the_models_are(server: Administered, tiny_model: ModelS
         "running": 0,
         "paused": 0,
         "waiting": 0,
+        "regions": 0,
+        "region_positions": 0,
+        "prefill_window": 256 + 16,
+        "prefill_continues": True,
+        "cpu_pages": None,
     }
     assert (two["id"], two["default"], two["streams"]) == ("two", False, 2)
 

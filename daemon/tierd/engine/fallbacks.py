@@ -355,7 +355,7 @@ class Fallbacks:
         slot.returning.extend(back)
         slot.exiles.clear()
         long = [
-            sequence for sequence in [*slot.returning, *slot.waiting] if len(sequence.tokens) > slot.home.most
+            sequence for sequence in [*slot.returning, *slot.waiting] if len(sequence.tokens) > slot.longest
         ]
         for sequence in long:
             self._streams.end(slot, sequence, routing.too_long(slot, sequence))

@@ -24,6 +24,8 @@ def passing(slot: Slot) -> PassReason | None:
         return PassReason.DEVICE_LOST
     if len(first.tokens) > slot.home.most:
         return PassReason.CAP
+    if len(first.tokens) > slot.longest:
+        return PassReason.CONTINUATION
     room = slot.home.room
     return PassReason.UNHOMED if room.used == room.total else None
 
@@ -32,7 +34,7 @@ def still_passing(slot: Slot, sequence: Sequence) -> PassReason:
     """Say why a stream of a model on the device is on the CPU now; slot: the model's on the device."""
     reason = sequence.passes
     assert reason is not None
-    if reason is PassReason.CAP:
+    if reason in (PassReason.CAP, PassReason.CONTINUATION):
         return reason
     if slot.lost:
         return PassReason.DEVICE_LOST
@@ -53,6 +55,7 @@ def returnable(slot: Slot, staying: Collection[Sequence]) -> Sequence | None:
         if (
             request.max_tokens - sequence.generated >= _WORTH_RETURNING
             and len(request.prompt) + request.max_tokens <= slot.home.most
+            and len(sequence.tokens) <= slot.longest
             and slot.home.can_admit(sequence)
             and not sequence.moves
             and not sequence.paused
@@ -64,7 +67,7 @@ def returnable(slot: Slot, staying: Collection[Sequence]) -> Sequence | None:
 
 def fitting(slot: Slot, waiting: Ordered[Sequence]) -> int:
     """Return how many of those who wait, from the first on, could be admitted now, wherever."""
-    short = list(takewhile(lambda sequence: len(sequence.tokens) <= slot.home.most, waiting))
+    short = list(takewhile(lambda sequence: len(sequence.tokens) <= slot.longest, waiting))
     there = 0 if slot.lost else slot.home.fitting(short)
     if slot.understudy is not None:
         there += slot.understudy.home.fitting(waiting[there:])
@@ -77,7 +80,7 @@ def too_long(slot: Slot, sequence: Sequence) -> TerminalEvent:
         return FinishedEvent(FinishReason.LENGTH, usage(sequence))
     return FailedEvent(
         ContextLengthExceededError(
-            f"{len(sequence.tokens)} prompt tokens are more than the {slot.home.most} positions that a "
+            f"{len(sequence.tokens)} prompt tokens are more than the {slot.longest} positions that a "
             f"stream has on the device, and the CPU cannot serve it ({slot.stranded}); shorten the prompt"
         )
     )

@@ -41,7 +41,9 @@ def schedule(slot: Slot) -> Step | None:
     there = flights(slot)
     guests = (slot.guests.popleft(),) if slot.guests else ()
     taken = sum(len(guest.chunk.tokens) for guest in guests)
-    rows = choose_rows(there, slot.chunk_rows - taken, slot.home.most)
+    rows = choose_rows(
+        there, slot.chunk_rows - taken, slot.home.most, whole=not slot.executor.prefill_continues
+    )
     if not rows and not guests:
         return None
     sequences = tuple(sequence for sequence, _ in rows)
@@ -69,7 +71,7 @@ def can_admit(slot: Slot) -> bool:
         first is not None
         and not slot.lost
         and slot.occupied - len(slot.returning) < slot.settings.streams
-        and len(first.tokens) <= slot.home.most
+        and len(first.tokens) <= slot.longest
         and slot.home.can_admit(first)
     )
 
@@ -81,12 +83,15 @@ def admit(slot: Slot) -> None:
     slot.running.append(sequence)
 
 
-def choose_rows(running: Mapping[Sequence, Flight], chunk_rows: int, most: int) -> list[tuple[Sequence, int]]:
+def choose_rows(
+    running: Mapping[Sequence, Flight], chunk_rows: int, most: int, *, whole: bool = False
+) -> list[tuple[Sequence, int]]:
     """Return (sequence, number of rows) for the next step, in the order of `running`. Pure.
 
     Who generates gets a row in every step, whoever prefills. Prompts share `chunk_rows` oldest first, so
     each of them is done after the rows of those before it and its own, whatever comes later. So do streams
-    whose rows are lost, with all their tokens. most: positions that a stream can have.
+    whose rows are lost, with all their tokens. most: positions that a stream can have. whole: prompts are fed
+    in one piece, when there is room for it.
     """
     rows: list[tuple[Sequence, int]] = []
     for sequence, flight in running.items():
@@ -100,7 +105,7 @@ def choose_rows(running: Mapping[Sequence, Flight], chunk_rows: int, most: int) 
         left = min(len(sequence.tokens), most) - there
         if left == 1 and sequence.generated:
             rows.append((sequence, 1))
-        elif left and chunk_rows:
+        elif left and chunk_rows and not (whole and left > chunk_rows):
             count = min(left, chunk_rows)
             chunk_rows -= count
             rows.append((sequence, count))

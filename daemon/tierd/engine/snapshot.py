@@ -10,7 +10,7 @@ import msgspec
 
 from tierd.core import PassReason, Sequence
 from tierd.kv.bank import Bank
-from tierd.kv.home import Home
+from tierd.kv.home import Home, Room
 from tierd.slot import Slot
 from tierd.tier.device_home import DeviceHome
 from tierd.tier.passes import Passes
@@ -88,8 +88,10 @@ class ModelSnapshot:
     paused: those of the running streams whose clients do not keep up.
     pages_used: held by streams. pages_cached: held by the prefix cache alone, which gives them up for
     others. pages_reserved: free or cached pages that are promised to running streams.
-    regions: of its K/V on the device, in order. sessions: running streams, in order of admission.
-    passes: see `tier.passes.Passes`.
+    understudy: its pages on the CPU, where it is on a device and streams had to go there.
+    regions: of its K/V on the device, in order; region_positions: what each holds. prefill_window: most rows
+    of a step. prefill_continues: whether a prompt may be fed in several.
+    sessions: running streams, in order of admission. passes: see `tier.passes.Passes`.
     """
 
     outcome: str
@@ -103,6 +105,10 @@ class ModelSnapshot:
     pages_used: int
     pages_cached: int
     pages_reserved: int
+    understudy: Room | None = None
+    region_positions: int = 0
+    prefill_window: int = 0
+    prefill_continues: bool = True
     regions: tuple[RegionSnapshot, ...] = ()
     sessions: tuple[SessionSnapshot, ...] = ()
     passes: Mapping[PassReason, int] = field(default_factory=dict)
@@ -143,6 +149,10 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
         pages_used=room.used,
         pages_cached=room.cached,
         pages_reserved=room.reserved,
+        understudy=None if slot.understudy is None else slot.understudy.home.room,
+        region_positions=home.most if isinstance(home, DeviceHome) else 0,
+        prefill_window=slot.executor.max_rows,
+        prefill_continues=slot.executor.prefill_continues,
         regions=_regions(slot, home) if isinstance(home, DeviceHome) else (),
         sessions=tuple(_session(home, sequence) for sequence in streams),
         passes={} if passes is None else passes.status,

@@ -20,12 +20,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tierd import __version__
-from tierd.engine import CatalogueEntry, Engine, ModelSnapshot
+from tierd.engine import CatalogueEntry, Engine, ModelSnapshot, RegionState
 from tierd.errors import UnauthorizedError
 from tierd.http.body import read_body
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.responses import json_response
 from tierd.http.tier_views import Bank, PassesView, RegionsView, SessionsView, TierView
+from tierd.kv.home import Room
 from tierd.settings import ModelSettings, Settings
 
 
@@ -70,6 +71,10 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One model of /slots: what it is, what it was given, and how it stands.
 
     context: positions of one stream. streams: most that run at a time. created: Unix seconds.
+    regions, region_positions: of K/V on a GPU, and what each holds; 0 on the CPU.
+    prefill_window: most rows of a step. prefill_continues: whether a prompt may be fed in several.
+    cpu_pages: where the model is on a GPU,
+    of those of its streams that had to go to the CPU; null when none had.
     """
 
     id: str
@@ -89,6 +94,11 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     paused: int
     waiting: int
     pages: Pages
+    regions: int
+    region_positions: int
+    prefill_window: int
+    prefill_continues: bool
+    cpu_pages: Pages | None
 
 
 class Slots(msgspec.Struct, frozen=True):
@@ -212,7 +222,16 @@ def _slot(model: ModelSettings, entry: CatalogueEntry, snapshot: ModelSnapshot) 
         paused=snapshot.paused,
         waiting=snapshot.waiting,
         pages=_pages(snapshot),
+        regions=sum(region.state is not RegionState.SCRATCH for region in snapshot.regions),
+        region_positions=snapshot.region_positions,
+        prefill_window=snapshot.prefill_window,
+        prefill_continues=snapshot.prefill_continues,
+        cpu_pages=None if snapshot.understudy is None else _cpu_pages(snapshot.understudy),
     )
+
+
+def _cpu_pages(room: Room) -> Pages:
+    return Pages(total=room.total, used=room.used, cached=room.cached, free=room.free, reserved=room.reserved)
 
 
 def _pages(model: ModelSnapshot) -> Pages:

@@ -73,6 +73,7 @@ class DeviceHome:
         self._gone = gone
         self.used: list[float | None] = [None] * regions  # when, by region, in monotonic seconds
         self._fetching: dict[Sequence, SavedRows] = {}  # those whose rows are on their way from a file
+        self._flushes = 0
         self._tokens: dict[Sequence, Packed] = {}  # of those that have a region, as they were admitted
         # By whose rows they wait for; with how many.
         self._followers: dict[Sequence, list[tuple[Sequence, int]]] = {}
@@ -163,6 +164,7 @@ class DeviceHome:
     def flush(self) -> int:
         """See Home. What is in the bank is forgotten as well."""
         self.bank.flush(self._model)
+        self._flushes += 1
         going = [view.claim for view in self.regions if view.claim is not None and not view.pins]
         for claim in going:
             self._forget(claim)
@@ -193,7 +195,7 @@ class DeviceHome:
         """Return the longest known opening of a stream's tokens."""
         if sequence.saved is not None:
             return _Opening(sequence.saved.positions)
-        if not self.keeps:
+        if not self.keeps or not self.executor.prefill_continues:
             return _Opening()
         there = self.regions.find(tokens)
         banked = self.bank.find(
@@ -238,9 +240,11 @@ class DeviceHome:
             then()
             return
 
+        flushes = self._flushes
+
         def out(moved: bool) -> None:
             sequence.moves -= 1
-            if moved:
+            if moved and self._flushes == flushes:
                 self.bank.keep(entry, tokens)
             else:
                 self.bank.close(entry)
@@ -293,7 +297,7 @@ class DeviceHome:
 
     def _leader(self, sequence: Sequence, tokens: Packed, known: int) -> tuple[Sequence | None, int]:
         """Return a stream that is about to be fed more of the same opening than is known, and how much."""
-        if sequence.saved is not None or not self.keeps:
+        if sequence.saved is not None or not self.keeps or not self.executor.prefill_continues:
             return None, 0
         for other, content in self._tokens.items():
             if other is sequence or other.paused or other.mixed or other.fed >= len(content):
