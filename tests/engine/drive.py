@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from tierd.backends.null import NullExecutor
+from tierd.backends.protocol import Result
 from tierd.chat.stops import text_stream
 from tierd.core import Batch, Chunk, Event, FailedEvent, Request, Sequence, TerminalEvent
 from tierd.engine.flights import counting
 from tierd.engine.sampler import pick, score
-from tierd.engine.scheduler import commit, leave, schedule, settle
+from tierd.engine.scheduler import commit, leave, moved, schedule, settle
 from tierd.errors import ExecutorError
 from tierd.slot import Slot, Step
 
@@ -31,8 +32,8 @@ def begin(slot: Slot) -> Step | None:
     return step
 
 
-def complete(slot: Slot) -> list[tuple[Sequence, Event]]:
-    """Book the oldest step in flight. Whoever it fails has left."""
+def complete(slot: Slot, note: Callable[[Step, Result], None] | None = None) -> list[tuple[Sequence, Event]]:
+    """Book the oldest step in flight. Whoever it fails has left. note: is shown what it has brought."""
     step = slot.steps[0]
     try:
         result = slot.executor.collect()
@@ -43,18 +44,39 @@ def complete(slot: Slot) -> list[tuple[Sequence, Event]]:
             leave(slot, sequence)
         return [(sequence, FailedEvent(error)) for sequence in lost]
     settle(slot, step, failed=False)
+    if note is not None:
+        note(step, result)
     tokens = pick(step, result, counting(slot, step))
     return commit(slot, step, tokens, score(step, result, tokens))
 
 
-def serve(slot: Slot) -> Iterator[tuple[Sequence, Event]]:
-    """Serve whoever is there to the end, with as many steps in flight as may be."""
+def carry(slot: Slot) -> bool:
+    """Move the next slice of rows that are asked for; return whether there were any."""
+    if not slot.home.moves:
+        return False
+    move = slot.home.moves[0]
+    if move.left:
+        move.run(move.left.popleft(), slot.executor)
+    if not move.left:
+        slot.home.moves.popleft()
+        move.finish(True)
+        moved(slot, move.sequence)
+    return True
+
+
+def serve(slot: Slot, note: Callable[[Step, Result], None] | None = None) -> Iterator[tuple[Sequence, Event]]:
+    """Serve whoever is there to the end, with as many steps in flight as may be, and rows moved behind them.
+
+    note: see `complete`.
+    """
     while True:
         while slot.has_room and begin(slot):
             pass
-        if not slot.steps:
+        carried = carry(slot)
+        if slot.steps:
+            yield from complete(slot, note)
+        elif not carried:
             return
-        yield from complete(slot)
 
 
 def run(slot: Slot, *requests: Request) -> list[Sequence]:

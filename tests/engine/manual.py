@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from engine.harness import Mail
 from tierd.backends.null import NullExecutor
 from tierd.core import Batch, Request
 from tierd.engine import fallbacks, loop
-from tierd.engine.messages import Load, LoadDone, Message, Submit
+from tierd.engine.messages import Load, LoadDone, Message, StepDone, Submit
 from tierd.engine.runner import Device
 from tierd.engine.turns import Turns
 from tierd.errors import DeviceError, DeviceLostError
@@ -90,7 +91,10 @@ class ManualDevice(Device):
         except Empty:
             return False
         assert work is not None
-        self._inbox.put(work())
+        done = work()
+        if isinstance(done, StepDone):
+            done = replace(done, seconds=1.0)  # whose turn it is depends on it
+        self._inbox.put(done)
         return True
 
 
