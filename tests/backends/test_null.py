@@ -166,6 +166,10 @@ def test_a_failed_step_leaves_junk_and_the_one_behind_it_is_done() -> None:
             Batch(FIRST.chunks, (Draw(), Draw(allowed=TokenMask.of([1], 256)))),
             "a mask of 8 words; one of 258 ids has 9",
         ),
+        (
+            Batch(FIRST.chunks, (Draw(), Draw(allowed=TokenMask.of([258], 9 * 32)))),
+            "a mask that allows ids which do not exist; the last is 257",
+        ),
     ],
 )
 def test_a_step_that_does_not_fit_is_as_if_it_had_not_been(batch: Batch, fault: str) -> None:

@@ -17,11 +17,11 @@ def check_draws(batch: Batch, vocabulary: int) -> None:
     if batch.draws and len(batch.draws) != batch.logit_rows:
         raise ExecutorError(f"{len(batch.draws)} draws from {batch.logit_rows} rows of logits")
     words = -(-vocabulary // 32)
-    for draw in batch.draws:
-        if draw.allowed is not None and draw.allowed.words.size != words:
-            raise ExecutorError(
-                f"a mask of {draw.allowed.words.size} words; one of {vocabulary} ids has {words}"
-            )
+    for mask in (draw.allowed for draw in batch.draws if draw.allowed is not None):
+        if mask.words.size != words:
+            raise ExecutorError(f"a mask of {mask.words.size} words; one of {vocabulary} ids has {words}")
+        if vocabulary % 32 and mask.words[-1] >> np.uint32(vocabulary % 32):
+            raise ExecutorError(f"a mask that allows ids which do not exist; the last is {vocabulary - 1}")
 
 
 def pick(row: Row, draw: Draw) -> int:
