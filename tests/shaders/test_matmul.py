@@ -11,7 +11,7 @@ from device_matmul import FLOAT_LAYOUTS, FORMATS, Case, Quantised
 from gpu import Gpu
 from tierd.backends.resident.matmuls import Form, form_of
 from tierd.backends.vkapi import DeviceFacts
-from tierd.backends.vkapi.facts import without_matrices
+from tierd.backends.vkapi.facts import SUBGROUP_SHUFFLE, without_matrices
 
 
 def forms(gpu: Gpu, case: Case) -> Iterator[Form]:
@@ -82,8 +82,8 @@ def test_the_form_follows_the_device(gpu: Gpu) -> None:
     dot = {"shaderIntegerDotProduct", "integerDotProduct4x8BitPackedSignedAccelerated"}
     fast = replace(gpu.device.facts, type="discrete", features=features | dot)
     slow = replace(fast, features=features - dot)
-    software = replace(slow, type="software", features=features | {"subgroupShuffle"})
-    plain = replace(software, features=features - {"subgroupShuffle", *dot})
+    software = replace(slow, type="software", features=features | {SUBGROUP_SHUFFLE})
+    plain = replace(software, features=features - {SUBGROUP_SHUFFLE, *dot})
     names = {
         (form.kernel, form.variant)
         for facts in (fast, slow, software, plain)

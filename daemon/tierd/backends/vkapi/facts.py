@@ -37,9 +37,9 @@ _BROUGHT_BY: dict[str, tuple[str, tuple[int, int, int] | None]] = {
 }
 _QUEUE_PROTECTED_BIT = 0x10  # the package does not name it
 _ACCELERATED = "integerDotProduct4x8BitPackedSignedAccelerated"
-# Not a feature to switch on: what compute shaders may do with their subgroups.
-SUBGROUP_SHUFFLE = "subgroupShuffle"
-SUBGROUP_SIZE = "requiredSubgroupSize"
+# No features to switch on, and without a name of Vulkan's: what compute shaders may do with their subgroups.
+SUBGROUP_SHUFFLE = "shuffles in the subgroups of compute shaders"
+SUBGROUP_SIZE = "a choice of the subgroup size of compute shaders"
 # What products on cooperative matrices use, and nothing else does.
 _OF_MATRICES = {"cooperativeMatrix", "subgroupSizeControl", "computeFullSubgroups"}
 
@@ -125,7 +125,8 @@ class DeviceFacts:
     """A physical device.
 
     type: discrete, integrated, virtual, software or other. api: the version it offers.
-    features: names, as Vulkan spells them, out of those that tierd knows to use.
+    features: names out of those that tierd knows to use, as Vulkan spells them where it has one, else in
+    plain words.
     memory_types, heaps: in Vulkan's order, which is what their numbers refer to. matrices: those that a
     subgroup multiplies as 16-bit floats and adds up as 32-bit ones; none where that was not asked for.
     """
