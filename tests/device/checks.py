@@ -16,13 +16,16 @@ from device.clocked import ClockedDevice
 from device.matrices import Matrices
 from device.parity import parity
 from device.report import Report
-from device.speed import FULL, SMALL, Speed
+from device.speed import FULL, PATIENCE_S, SMALL, Speed
 from tierd.backends.host import ThreadPool
 from tierd.backends.resident.backend import ResidentBackend
 from tierd.errors import DeviceError, DeviceLostError
 
-# No section is begun later; with the longest of them the check then ends within five minutes.
-_LAST_START_S = 240.0
+# How long all of the check may take, and what a section is given at least that has no other to go by.
+MOST_S, SECTION_S = 300.0, 60.0
+# What is done once more on matrices, and how much longer that may take: products of all layouts come first.
+_AGAIN = ("parity", "switch", "prefill", "operations")
+_LONGER = 1.5
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
@@ -63,17 +66,23 @@ def _measure(report: Report, device: ClockedDevice, pool: ThreadPool, folder: Pa
     report.section("bandwidth", lambda: bandwidth(device, largest=effort.copied))
 
     speed = Speed(device, pool, folder, effort)
-    reason = "out of time" if report.seconds > _LAST_START_S else ""
+    reason = late(report, PATIENCE_S)
     if report.section("load", speed.load, reason=reason) is None:
         reason = reason or "the model was not loaded"
     for name in ("switch", "decode", "prefill", "operations"):
-        reason = reason or ("out of time" if report.seconds > _LAST_START_S else "")
+        reason = reason or late(report, SECTION_S)
         report.section(name, getattr(speed, name), reason=reason)
     if not report.lost:
         speed.close()
     _on_matrices(report, speed, pool, folder, small=small, software=software)
     why = "a software device" if software else "a tiny model" if small else ""
     report.section("bars", lambda: judge(report.found, reason=why))
+
+
+def late(report: Report, seconds: float) -> str:
+    """Return why a section that may take so many seconds is not begun, "" where there is time for it."""
+    left = MOST_S - report.seconds
+    return "" if seconds <= left else f"out of time: it may take {seconds:.0f} s, {left:.0f} s are left"
 
 
 def _on_matrices(
@@ -88,7 +97,7 @@ def _on_matrices(
     """Check the form that a setting chooses, on the same device opened anew."""
     exact = report.found["prefill"]
     reason = "prefill was not measured" if "reason" in exact else ""
-    reason = reason or ("out of time" if report.seconds > _LAST_START_S else "")
+    reason = reason or late(report, _LONGER * sum(report.took[name] for name in _AGAIN))
     if reason or report.lost:
         report.section("matrices", dict, reason=reason)
         return

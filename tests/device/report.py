@@ -16,13 +16,14 @@ Found = dict[str, Any]
 class Report:
     """The sections that have run.
 
-    found: by name; one that has failed or was not run has "result" and "reason" instead. failed: their names,
-    and those of bars. lost: why the device is of no use any more, "" while it is.
+    found: by name; one that has failed or was not run has "result" and "reason" instead. took: the seconds of
+    each. failed: their names, and those of bars. lost: why the device is of no use any more, "" while it is.
     """
 
     def __init__(self, out: Path | None, **about: Any) -> None:
         """out: where the JSON goes. about: what it begins with."""
         self.found: Found = about
+        self.took: dict[str, float] = {}
         self.failed: list[str] = []
         self.lost = ""
         self._out = out
@@ -35,7 +36,8 @@ class Report:
 
     def section(self, name: str, work: Callable[[], Found], *, reason: str = "") -> Found | None:
         """Run a section and return what it has found; None where it fails, or has a reason not to run."""
-        print(f"\n{name} ({self.seconds:.0f} s)", flush=True)
+        begun = self.seconds
+        print(f"\n{name} ({begun:.0f} s)", flush=True)
         reason = reason or self.lost
         found: Found | None = None
         if not reason:
@@ -54,6 +56,7 @@ class Report:
             self.found[name] = found
             entries = {name: found} | {key: entry for key, entry in found.items() if isinstance(entry, dict)}
             self.failed += [key for key, entry in entries.items() if entry.get("result") == "fail"]
+        self.took[name] = self.seconds - begun
         self.write()
         return found
 

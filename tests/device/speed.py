@@ -31,7 +31,7 @@ _CODEC = KV_CODECS["f16"]
 # Besides weights and K/V, what is left free of the device's memory.
 _SPARE = 1 << 30
 # How long the disk may take for the model's file and image, and what its speed is tried with.
-_PATIENCE_S = 120.0
+PATIENCE_S = 120.0
 _TRIED_BYTES = 64 << 20
 
 
@@ -280,7 +280,7 @@ def fit(sizes: large.Sizes, shape: Shape, device: ClockedDevice, folder: Path) -
             "memory of the device": (on_device, device.budget() - device.used),
             "disk": (2 * sizes.bytes, shutil.disk_usage(folder).free),
             "memory of the host": (2 * sizes.bytes, memory_available()),
-            "speed of the disk": (2 * sizes.bytes, speed * _PATIENCE_S),
+            "speed of the disk": (2 * sizes.bytes, speed * PATIENCE_S),
         }
         short = [what for what, (needed, free) in there.items() if needed * 1.1 > free]
         if not short or sizes.layers == 1:

@@ -14,6 +14,7 @@ import pytest
 
 from device import large, speed, wheels
 from device.bars import BARS, judge
+from device.checks import MOST_S, late
 from device.report import Report
 from tierd.backends.resident.memory import Shape
 from tierd.errors import DeviceError, DeviceTimeoutError
@@ -142,6 +143,18 @@ def test_nothing_is_asked_of_a_lost_device() -> None:
     report.section("first", hang)
     assert report.section("second", lambda: pytest.fail("was run")) is None
     assert report.found["second"] == {"result": "not run", "reason": "the device was lost in first"}
+
+
+def test_a_section_is_begun_only_where_it_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("device.report.time", SimpleNamespace(monotonic=lambda: now))
+    report = Report(None)
+    now += MOST_S - 40
+    assert late(report, 40) == ""
+    now += 1
+    report.section("first", dict)
+    assert report.took == {"first": 0}
+    assert late(report, 40) == "out of time: it may take 40 s, 39 s are left"
 
 
 @pytest.mark.parametrize(
