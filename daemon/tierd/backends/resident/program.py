@@ -1,4 +1,4 @@
-"""A model's steps as recorded commands: one recording for each size of step, made when it first comes up."""
+"""A model's steps as recorded commands: one recording for each size of step, made when the model loads."""
 
 from __future__ import annotations
 
