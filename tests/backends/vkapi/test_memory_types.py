@@ -110,6 +110,18 @@ def test_roles_that_take_of_the_devices_own_heap(facts: DeviceFacts, others: lis
     assert roles_on_device(facts.memory_types, facts.heaps) == {Role.DEVICE, *others}
 
 
+@pytest.mark.parametrize("facts", ALL, ids=name)
+def test_hidden_memory_is_taken_of_the_same_heaps_but_by_what_each_step_writes(facts: DeviceFacts) -> None:
+    seen, hidden = (
+        {
+            role: facts.memory_types[choices[0].index].heap
+            for role, choices in choose_types(facts.memory_types, facts.heaps, hide_host_visible=hide).items()
+        }
+        for hide in (False, True)
+    )
+    assert hidden == {**seen, Role.STEP: seen[Role.UPLOAD]}
+
+
 def test_only_types_that_buffers_may_be_in_are_taken() -> None:
     facts = AMD_RESIZABLE_BAR
     usable = ~(1 << 3 | 1 << 2)

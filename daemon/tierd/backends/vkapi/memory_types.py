@@ -83,6 +83,9 @@ def choose_types(
 
 
 def roles_on_device(types: Sequence[MemoryType], heaps: Sequence[MemoryHeap]) -> frozenset[Role]:
-    """Return the roles whose memory comes out of the heap that role DEVICE has, itself among them."""
+    """Return the roles whose memory comes out of the heap that role DEVICE has, itself among them.
+
+    Where memory is hidden from the host, role STEP takes of role UPLOAD's heap instead.
+    """
     chosen = {role: types[choices[0].index].heap for role, choices in choose_types(types, heaps).items()}
     return frozenset(role for role, heap in chosen.items() if heap == chosen[Role.DEVICE])
