@@ -21,6 +21,7 @@ from live import serve
 from tierd.backends.host import HostBackend
 from tierd.cli import main
 from tierd.cli.client import at_socket
+from tierd.core import PassReason
 from tierd.settings import ModelSettings
 from tiny import write_llama
 
@@ -165,6 +166,51 @@ def test_only_what_is_allowed_comes(daemon: Daemon, way: dict[str, object]) -> N
         assert {text for each in tokens for text in each} <= texts
         read = rows_read(daemon) - before
         assert (read > 0) == (count == 90 and way["temperature"] != 0)
+
+
+def told(daemon: Daemon, capsys: pytest.CaptureFixture[str], view: str) -> str:
+    """Return what `tierd ctl` prints."""
+    assert main(["ctl", "--socket", str(daemon.socket), view]) == 0
+    return capsys.readouterr().out
+
+
+def passes(daemon: Daemon) -> dict[str, float]:
+    """Return the passes by reason, as the metric has them; those that there are."""
+    found = (line.split() for line in daemon.http.get("/metrics").text.splitlines())
+    counts = {
+        words[0]: float(words[-1]) for words in found if words[0].startswith("tierd_gpu_cpu_passes_total")
+    }
+    assert len(counts) == len(PassReason)
+    return {name.split('"')[3]: count for name, count in counts.items() if count}
+
+
+def test_streams_of_the_device_leave_no_passes(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.http.post("/v1/completions", json={**PROMPT, "n": 4}).raise_for_status()
+    assert passes(daemon) == {}
+    assert told(daemon, capsys, "passes") == "nothing that was meant for a GPU has run on the CPU\n"
+    assert told(daemon, capsys, "sessions") == "no stream is running\n"
+    rows = [line.split() for line in told(daemon, capsys, "regions").splitlines()[1:]]
+    assert [row[:2] for row in rows] == [["tiny", str(region)] for region in range(4)]
+    assert {row[2] for row in rows} <= {"free", "parked"}
+    tier = told(daemon, capsys, "tier").splitlines()
+    assert tier[0].endswith("(resident)")
+    assert tier[-1].split()[0] == "tiny"
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+def test_a_stream_without_a_region_is_told_of(
+    folder: Path, capsys: pytest.CaptureFixture[str], scratch: bool
+) -> None:
+    model = f"regions = 1\nresident_prefill_allowed = {str(scratch).lower()}"
+    with serving(settings(folder, "homeless", model=model)) as daemon, ThreadPoolExecutor(2) as pool:
+        long = {"prompt": "the and of to in is " * 60, "max_tokens": 20}
+        while "unhomed" not in (counted := passes(daemon)):  # the CPU has yet to be made ready
+            ends = [pool.submit(daemon.complete, **long), pool.submit(daemon.complete, max_tokens=30)]
+            assert all(end.result() for end in ends)
+        table = [line.split() for line in told(daemon, capsys, "passes").splitlines()[1:]]
+        assert {row[2]: float(row[-1]) for row in table} == counted
+        states = [line.split()[2] for line in told(daemon, capsys, "regions").splitlines()[1:]]
+        assert states == ["parked", *["scratch"] * scratch]
 
 
 def test_it_ends_in_good_order_while_the_device_works(folder: Path) -> None:

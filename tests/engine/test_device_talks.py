@@ -93,7 +93,10 @@ class Talks:
     tokenizer: Tokenizer
 
     def slot(self, *, steps: int = 1, regions: int = REGIONS, bank: int = EVERYTHING) -> Slot:
-        """Return a slot in whose regions nothing is known yet. steps: how many may be in flight, 1 or 2."""
+        """Return a slot whose regions hold junk. steps: how many may be in flight, 1 or 2."""
+        for region in range(REGIONS):
+            junk = row_moves.junk(self.executor, POSITIONS, region)
+            row_moves.write(self.executor, [region], junk, 0, POSITIONS)
         gone = Gone()
         home = DeviceHome(
             self.executor if steps == 2 else OneStep(self.executor),  # type: ignore[arg-type]
@@ -237,9 +240,9 @@ def test_a_live_stream_is_forked(talks: Talks, steps: int) -> None:
 def test_rows_come_back_from_the_bank_as_they_went(talks: Talks, steps: int, regions: int) -> None:
     """Into whatever region; what lies in other regions stays as it is."""
     slot = talks.slot(steps=steps, regions=regions)
-    others = {region: row_moves.junk(talks.executor, POSITIONS, region) for region in range(regions, REGIONS)}
-    for region, rows in others.items():
-        row_moves.write(talks.executor, [region], rows, 0, POSITIONS)
+    others = {
+        region: row_moves.read(talks.executor, [region], 0, POSITIONS) for region in range(regions, REGIONS)
+    }
     asked = [prompt(n, 33 + 7 * n) for n in range(3)]
     known = [0] * 3
     for turn in range(2):
@@ -249,3 +252,30 @@ def test_rows_come_back_from_the_bank_as_they_went(talks: Talks, steps: int, reg
             asked[n], known[n] = [*served.tokens, *prompt(turn, 3)], len(served.tokens) - 1
     for region, rows in others.items():
         row_moves.same(row_moves.read(talks.executor, [region], 0, POSITIONS), rows)
+
+
+@pytest.mark.parametrize("turns", [20, pytest.param(200, marks=pytest.mark.long)])
+def test_more_talks_than_regions_in_any_order(talks: Talks, turns: int) -> None:
+    """Every text is right; tokens are fed again only as far as neither region nor bank had room for them."""
+    slot = talks.slot(steps=2, bank=100 * sum(talks.executor.row_bytes))
+    chance = Random(6)
+    asked = [prompt(n, 20) for n in range(7)]
+    seen: list[list[int]] = []
+    refed = 0
+    for turn in range(turns):
+        n = chance.randrange(len(asked))
+        (served,) = talks.serve(slot, asked[n])
+        known = max((shared(asked[n][:-1], each) for each in seen), default=0)
+        talks.check(served, cached=known - served.sequence.refed)
+        refed += served.sequence.refed
+        seen.append(served.tokens[:-1])
+        asked[n] = [*served.tokens, *prompt(turn, 1 + turn % 9)]
+        if len(asked[n]) > POSITIONS - ANSWER:
+            asked[n] = [*prompt(n, 20), *prompt(turn, 3)]
+    assert refed > 0
+    assert slot.home.bank.dropped > 0  # type: ignore[attr-defined]
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    """Return how many leading tokens are the same."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

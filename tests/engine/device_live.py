@@ -1,0 +1,149 @@
+"""A running engine over a software device, what its streams are held to, and that nothing is left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from engine.harness import Harness, running
+from engine.null_slot import request
+from faulty import take_back
+from tierd.backends.host import HostBackend
+from tierd.backends.protocol import Executor
+from tierd.backends.vkapi import Device
+from tierd.core import Batch, Chunk, FinishedEvent, FinishReason, PassReason, TextEvent
+from tierd.kv.bank import Bank
+from tierd.kv.gone import Gone
+from tierd.settings import EngineSettings, GPUSettings, KVSettings, ModelSettings, Settings
+from tierd.slot import open_slot
+from tierd.tier import retries
+from tierd.tier.host_site import HostSite
+from tierd.tier.placing import Tier
+
+ANSWER = 12
+# How much less likely than the best a token may be, as a logit, of a stream that crossed over.
+NEAR = 0.5
+
+
+@dataclass
+class Served:
+    """An engine, the devices that were opened for it, and what its streams are checked against."""
+
+    harness: Harness
+    devices: list[Device]
+    bank: Bank
+    reference: Executor
+    asked: int = 0
+
+    def ask(
+        self, prompt: Sequence[int], answer: int = ANSWER, *, flat: bool = False, model: str = "tiny"
+    ) -> str:
+        """Submit a request. flat: whose tokens cannot be drawn on the device."""
+        self.asked += 1
+        temperature = 100.0 if flat else 0.0
+        asked = request(f"r{self.asked}", prompt, answer, model=model, temperature=temperature)
+        self.harness.engine.submit(replace(asked, top_logprobs=0))
+        return asked.id
+
+    def check(self, id: str, prompt: Sequence[int], answer: int = ANSWER, *, greedy: bool = True) -> None:
+        """Wait for a stream's end; each of its tokens must be the best, or nearly."""
+        end = self.harness.mail.terminal(id)
+        assert isinstance(end, FinishedEvent), end
+        assert (end.reason, end.usage.completion_tokens) == (FinishReason.LENGTH, answer)
+        events = [event for event in self.harness.mail.events(id) if isinstance(event, TextEvent)]
+        tokens = [told.token for event in events for told in event.logprobs]
+        assert len(tokens) == answer
+        if greedy:
+            logits = forced(self.reference, [*prompt, *tokens])[len(prompt) - 1 : -1]
+            lacks = logits.max(axis=1) - logits[np.arange(answer), tokens]
+            assert lacks.max() <= NEAR
+
+    def serve(self, prompt: Sequence[int], answer: int = ANSWER) -> None:
+        self.check(self.ask(prompt, answer), prompt, answer)
+
+    def passes(self) -> dict[str, float]:
+        sample = self.harness.metrics.registry.get_sample_value
+        name = "tierd_gpu_cpu_passes_total"
+        counts = {reason: sample(name, {"model": "tiny", "reason": reason}) for reason in PassReason}
+        return {reason: count for reason, count in counts.items() if count}
+
+    def refed(self) -> float:
+        """Return how many tokens were fed again."""
+        name = "tierd_kv_reprefilled_tokens_total"
+        return self.harness.metrics.registry.get_sample_value(name, {"model": "tiny"}) or 0.0
+
+    def rests(self) -> None:
+        """Wait until the device is there and nobody runs; check that nobody holds anything."""
+        self.harness.snapshot_when(
+            lambda snapshot: all(
+                state.outcome == "gpu:resident"
+                and not state.running
+                and {region.state for region in state.regions} <= {"free", "parked", "scratch"}
+                for state in snapshot.models.values()
+            )
+        )
+        assert self.bank.used == sum(entry.bytes for entry in self.bank.entries)
+        assert not any(entry.pins or entry.live or not entry.kept for entry in self.bank.entries)
+        for slot in self.harness.slots.values():
+            assert slot.understudy is None or not slot.understudy.home.room.used
+
+    def forget_devices(self) -> None:
+        """Free what lies on devices that were given up, as the fault was on purpose."""
+        for device in self.devices[:-1]:
+            take_back(device)
+            device.close()
+        del self.devices[:-1]
+
+
+def forced(executor: Executor, tokens: Sequence[int]) -> np.ndarray:
+    """Return the logits of all tokens, fed to the CPU alone, shape (tokens, vocabulary)."""
+    pages = tuple(range(executor.pages))
+    rows = []
+    for start in range(0, len(tokens), executor.max_rows):
+        part = tokens[start : start + executor.max_rows]
+        executor.submit(Batch((Chunk(part, start, pages, tuple(range(len(part)))),)))
+        result = executor.collect()
+        rows += [result.logits(row).copy() for row in range(len(part))]
+    return np.array(rows)
+
+
+@contextmanager
+def serving(*models: ModelSettings, bank: int = 1 << 20, **gpu: object) -> Iterator[Served]:
+    """Run an engine over a software device that is tried again at once whenever it is lost.
+
+    bank: its bytes. gpu: settings of that section.
+    """
+    settings = Settings(
+        engine=EngineSettings(threads=1, chunk_rows=16),
+        kv=KVSettings(memory_mb=16),
+        gpu=GPUSettings(allow_software=True, **gpu),  # type: ignore[arg-type]
+        models=models,
+    )
+    devices: list[Device] = []
+    open = Device.open
+
+    def noted(**options: object) -> Device:
+        devices.append(open(**options))  # type: ignore[arg-type]
+        return devices[-1]
+
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(Device, "open", noted)
+        patch.setattr(retries, "FIRST_S", 0.0)
+        backend = HostBackend(1)
+        stack.callback(backend.close)
+        gone = Gone()
+        there = Bank(bank, on_drop=gone.dropped)
+        host = HostSite(backend)
+        tier = Tier(settings, host, backend.pool, bank=there, gone=gone)
+        stack.callback(tier.close)
+        reference = open_slot(models[0], settings, host).executor
+        stack.callback(reference.close)
+        harness = stack.enter_context(running(*models, open_slot=tier.open, settings=settings))
+        served = Served(harness, devices, there, reference)
+        stack.callback(served.forget_devices)
+        yield served
