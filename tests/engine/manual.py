@@ -147,6 +147,11 @@ class ManualLoop(loop.Loop):
         return set(self._live)
 
     @property
+    def retry_deadline(self) -> float | None:
+        """When a lost device is due."""
+        return self._fallbacks.deadline
+
+    @property
     def busy(self) -> bool:
         """Whether it would go on when it is told to stop."""
         return self._busy

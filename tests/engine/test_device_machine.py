@@ -428,7 +428,7 @@ USUAL = {
     *("whole", "lost", "stranded", "followed", "paused", "banked", "spilled"),
     *(PassReason.DEVICE_LOST, PassReason.UNHOMED, PassReason.PAGED, PassReason.CAP, PassReason.PINNED_OFF),
 }
-SELDOM = {"returned", "fetched", PassReason.BUSY, PassReason.GAP, PassReason.SUPERSEDED}
+SELDOM = {"returned", "fetched", PassReason.BUSY, PassReason.GAP}
 
 
 @pytest.mark.parametrize(
