@@ -35,8 +35,11 @@ def _shader_cache() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _hidden_memory() -> None:
-    """Let no device's memory be seen by the host, in processes that tests start too: all goes by staging."""
-    os.environ["TIERD_HIDE_HOST_VISIBLE"] = "1"
+    """Let no device's memory be seen by the host, in processes that tests start too: all goes by staging.
+
+    With TIERD_HIDE_HOST_VISIBLE=0 the tests run on what the host sees.
+    """
+    os.environ.setdefault("TIERD_HIDE_HOST_VISIBLE", "1")
 
 
 def _model(name: str) -> Path:

@@ -23,9 +23,15 @@ def prompt(seed: int, length: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, 300, length)]
 
 
-@pytest.mark.parametrize("bank", [1 << 20, 0])
-def test_a_stream_that_outgrows_its_region_goes_on_on_the_cpu(path: Path, bank: int) -> None:
-    """With its rows, or fed again where the bank has no room for them."""
+@pytest.mark.parametrize(("bank", "hidden"), [(1 << 20, "1"), (0, "1"), (1 << 20, "0")])
+def test_a_stream_that_outgrows_its_region_goes_on_on_the_cpu(
+    path: Path, bank: int, hidden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its rows, or fed again where the bank has no room for them.
+
+    hidden: whether the device's memory is from the host.
+    """
+    monkeypatch.setenv("TIERD_HIDE_HOST_VISIBLE", hidden)
     with serving(model(path, context=1024, regions=6), vram_limit_mb=2, bank=bank) as served:
         most = served.harness.slots["tiny"].home.most
         assert 512 <= most < 1024

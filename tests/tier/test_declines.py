@@ -139,7 +139,9 @@ DECLINES = {
         reason=PassReason.NO_ROOM,
         faults={"vkAllocateMemory": OUT_OF_DEVICE_MEMORY},
     ),
-    "lost": Decline(words="was lost", reason=PassReason.DEVICE_LOST, faults={"vkQueueSubmit": DEVICE_LOST}),
+    "lost": Decline(
+        words="was lost", reason=PassReason.DEVICE_LOST, faults={"vkBeginCommandBuffer": DEVICE_LOST}
+    ),
 }
 
 
