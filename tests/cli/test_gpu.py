@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gpu import WATCHED, memory_is_hidden
 from live import serve
 from tierd.backends.host import HostBackend
 from tierd.cli import main
@@ -59,17 +59,22 @@ class Daemon:
 
 
 @contextmanager
-def serving(config: Path) -> Iterator[Daemon]:
+def serving(config: Path, **environment: str) -> Iterator[Daemon]:
+    """Run a daemon to its end in good order, in which the validation layer has found nothing."""
     command = [sys.executable, "-m", "tierd", "serve", "--config", str(config)]
+    variables = os.environ | WATCHED | environment
     with (
         config.with_suffix(".log").open("w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=variables) as process,
     ):
         try:
             assert process.stdout is not None
             url = process.stdout.readline().split()[5]
             with httpx.Client(base_url=url, timeout=WAIT_S, trust_env=False) as client:
                 yield Daemon(process, client, config.with_suffix(".sock"))
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
+            assert process.stdout.read() == ""
         finally:
             process.kill()
 
@@ -97,9 +102,10 @@ def test_metrics_tell_where_it_runs_and_what_it_takes(daemon: Daemon) -> None:
     assert 0 < used < metric(daemon, 'tierd_gpu_memory_bytes{kind="budget"}')
 
 
-def test_it_runs_without_a_sight_of_the_devices_memory(daemon: Daemon) -> None:
+def test_the_log_tells_that_the_devices_memory_is_hidden(daemon: Daemon) -> None:
     log = daemon.socket.with_suffix(".log").read_text()
-    assert "the device's memory is hidden from the host: TIERD_HIDE_HOST_VISIBLE is set" in log
+    line = "the device's memory is hidden from the host: TIERD_HIDE_HOST_VISIBLE is set"
+    assert (line in log) == memory_is_hidden()
 
 
 def test_the_admin_api_names_the_device(daemon: Daemon) -> None:
@@ -213,20 +219,26 @@ def test_a_stream_without_a_region_is_told_of(
         assert states == ["parked", *["scratch"] * scratch]
 
 
-def test_it_ends_in_good_order_while_the_device_works(folder: Path) -> None:
-    with serving(settings(folder, "ended")) as daemon, ThreadPoolExecutor(1) as pool:
-        daemon.complete()
-        running = pool.submit(daemon.http.post, "/v1/completions", json={**PROMPT, "max_tokens": 1000})
-        while metric(daemon, 'tierd_requests_running{model="tiny"}') == 0:
+def test_a_text_is_the_same_where_the_host_sees_the_devices_memory_and_all_ends_in_good_order(
+    daemon: Daemon, folder: Path
+) -> None:
+    """The second daemon ends while its device works."""
+    seeing = serving(settings(folder, "ended"), TIERD_HIDE_HOST_VISIBLE="0")
+    with seeing as other, ThreadPoolExecutor(1) as pool:
+        assert other.complete() == daemon.complete()
+        running = pool.submit(other.http.post, "/v1/completions", json={**PROMPT, "max_tokens": 1000})
+        while metric(other, 'tierd_requests_running{model="tiny"}') == 0:
             time.sleep(0.01)
-        daemon.process.send_signal(signal.SIGTERM)
-        assert daemon.process.wait(WAIT_S) == 0
+        other.process.terminate()
+        assert other.process.wait(WAIT_S) == 0
         assert running.result().status_code in (200, 503)
 
 
 def fails(config: Path, *arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "tierd", "serve", "--config", str(config), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=WAIT_S, check=False, env=os.environ | WATCHED
+    )
     assert run.stdout == ""
     return run.returncode, run.stderr.splitlines()[-1]
 

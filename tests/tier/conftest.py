@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from faulty import take_back
+from faulty import close_checked
 from tier.tiers import TierOf, build
 from tierd.backends.vkapi import Device
 from tiny import write_llama
@@ -21,23 +21,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tier_of(opened: list[Device]) -> Iterator[TierOf]:
-    """Builds tiers of models, with settings of [gpu]; see `tiers.build`."""
+    """Builds tiers of models, with settings of [gpu]; see `tiers.build`. They close before their devices."""
     with ExitStack() as stack:
         yield partial(build, stack)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Device]]:
-    """All devices that are opened meanwhile, closed after the test."""
+    """All devices that are opened meanwhile, under the validation layer; they are checked after the test."""
     devices: list[Device] = []
     open = Device.open
 
     def noted(**options: object) -> Device:
-        devices.append(open(**options))  # type: ignore[arg-type]
+        devices.append(open(validate=True, **options))  # type: ignore[arg-type]
         return devices[-1]
 
     monkeypatch.setattr(Device, "open", noted)
     yield devices
     for device in devices:
-        take_back(device)
-        device.close()
+        close_checked(device)

@@ -24,7 +24,9 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    """Return what was warned of, but for the validation layer, which misses a driver too."""
+    found = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    return [message for message in found if not message.startswith("Vulkan validation: ")]
 
 
 def test_mode_off_imports_no_vulkan(tiny: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import tiny
 from backends.resident.conftest import TOKENS, feed
-from faulty import SUBMIT_FAULTS, WAIT_FAULTS, take_back
+from faulty import SUBMIT_FAULTS, WAIT_FAULTS, close_checked, take_back
 from tierd.backends.host import ThreadPool
 from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
@@ -128,17 +128,24 @@ OpenDevice = Callable[..., Device]
 
 @pytest.fixture
 def open_device() -> Iterator[OpenDevice]:
-    """Opens devices that are closed after the test, those that were given up as well."""
+    """Opens devices that are closed and checked after the test, those that were given up as well."""
     opened: list[Device] = []
 
-    def open(*given_up: Device) -> Device:
-        opened.append(Device.open(allow_software=True, pipeline_cache=pipelines(), given_up=given_up))
+    def open(*given_up: Device, hidden: bool | None = None) -> Device:
+        opened.append(
+            Device.open(
+                allow_software=True,
+                validate=True,
+                pipeline_cache=pipelines(),
+                given_up=given_up,
+                hide_host_visible=hidden,
+            )
+        )
         return opened[-1]
 
     yield open
     for device in opened:
-        take_back(device)
-        device.close()
+        close_checked(device)
 
 
 @pytest.fixture
@@ -239,10 +246,13 @@ PUTTING = [
 def test_a_device_that_fails_while_a_model_is_put_there_is_given_up_unless_it_lacks_memory(
     function: str, open_device: OpenDevice, compiled: Compile
 ) -> None:
-    """At the first call and later ones; where there is no room, what was there is given back."""
+    """At the first call and later ones; where there is no room, what was there is given back.
+
+    The host does not see the device's memory, so that something is submitted.
+    """
     for after in (0, 3):
         for result, error in SUBMIT_FAULTS.items():
-            device = open_device()
+            device = open_device(hidden=True)
             device.vk.inject(function, result, after=after)
             with pytest.raises(error):
                 compiled(device)
