@@ -29,6 +29,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/* shaders/*
 # A software device, and what watches over its use. Tests need them; serving does not.
 VULKAN := libvulkan1 mesa-vulkan-drivers vulkan-validationlayers
 SANITIZED := build/sanitize/libhostkernels.so
+ORACLE_TESTS := tests/test_oracle.py tests/test_device_oracle.py
 DEVICE_TESTS := $(addprefix tests/,shaders backends/resident backends/vkapi tier device cli/test_gpu.py test_device_oracle.py)
 
 help: ## list these targets
@@ -53,8 +54,10 @@ test-levels: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests of the kernels a
 test-rest: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all other tests, those of the best level included
 	$(BIN)/python -m pytest $(DEVICE_TESTS:%=--ignore=%)
 
-test-long: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes
-	$(BIN)/python -m pytest -m long --timeout 1800
+test-long: export TIERD_TEST_RESULTS := $(CURDIR)/tests/bench/results/long
+test-long: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes, and keep what they measure
+	$(BIN)/python -m pytest -m long $(ORACLE_TESTS:%=--ignore=%) --timeout 1800
+	$(BIN)/python -m pytest -m '' $(ORACLE_TESTS) --timeout 1800
 	$(BIN)/python tests/other_levels.py -m long --timeout 1800
 
 test-lowest: $(VENV)/.created $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests on the lowest versions of the dependencies

@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from findings import Findings
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Every run tries the same examples, and how long one takes on a busy machine is no fault.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what tests find where TIERD_TEST_RESULTS names a folder, as `make test-long` does."""
+    if "TIERD_TEST_RESULTS" in os.environ:
+        config.pluginmanager.register(Findings(Path(os.environ["TIERD_TEST_RESULTS"])))
 
 
 @pytest.fixture(scope="session", autouse=True)

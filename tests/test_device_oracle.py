@@ -1,4 +1,9 @@
-"""Both real models on a Vulkan device, here llvmpipe, against the oracle: DESIGN.md, section 8."""
+"""Both real models on a Vulkan device, here llvmpipe, against the oracle: DESIGN.md, section 8.
+
+As on the host (test_oracle), tq4 is held to the bounds on KL alone: of the ids whose margin is 0.5 or more
+SmolLM2 picks 2 wrong and Gemma 3, and of those with 0.1 or more 95.5 % and 97.7 % agree. With q8_0 none is
+wrong, and 99.3 % and 99.5 % agree.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import pytest
 
 from gpu import host_sees, memory_is_hidden
 from reference import oracle
-from test_oracle import BOUNDS
+from test_oracle import BOUNDS, GREEDY_CODECS, MODELS, Note, hold_divergence, hold_greedy
 from tierd.backends.host import ThreadPool
 from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
@@ -26,7 +31,6 @@ from tierd.models.formats import KV_CODECS
 ROWS = 128
 SHAPE = Shape(regions=8, positions=3072, max_rows=ROWS, selected=8)
 CASES = list(BOUNDS)
-MODELS = [oracle.SMOLLM2, oracle.GEMMA3]
 pytestmark = pytest.mark.timeout(900)
 
 Open = Callable[[str, str], Any]
@@ -77,42 +81,53 @@ def _mean_kl(executor: ResidentExecutor, text: dict[str, Any]) -> float:
     return oracle.mean_kl(top20, _feed(executor, text["tokens"], oracle.positions(top20)))
 
 
+@pytest.fixture
+def note(record_property: Note, backend: ResidentBackend) -> Note:
+    record_property("on", f"device, {backend.device.facts.name}")
+    return record_property
+
+
 @pytest.mark.parametrize(("name", "codec"), CASES)
-def test_divergence(name: str, codec: str, opened: Open, oracle_dir: Path) -> None:
+def test_divergence(name: str, codec: str, opened: Open, oracle_dir: Path, note: Note) -> None:
     text = oracle.load(oracle_dir, name)["float32"]
     with opened(name, codec) as executor:
-        assert _mean_kl(executor, text) <= BOUNDS[name, codec][0]
+        hold_divergence(_mean_kl(executor, text), BOUNDS[name, codec][0], note)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "codec"), CASES)
-def test_divergence_over_a_long_text(name: str, codec: str, opened: Open, oracle_dir: Path) -> None:
+def test_divergence_over_a_long_text(
+    name: str, codec: str, opened: Open, oracle_dir: Path, note: Note
+) -> None:
     text = oracle.load(oracle_dir, name)["float32_long"]
     with opened(name, codec) as executor:
-        assert _mean_kl(executor, text) <= BOUNDS[name, codec][1]
+        hold_divergence(_mean_kl(executor, text), BOUNDS[name, codec][1], note)
 
 
+@pytest.mark.parametrize("codec", GREEDY_CODECS)
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_ids(name: str, opened: Open, files: dict[str, GGUFFile], oracle_dir: Path) -> None:
+def test_greedy_ids(
+    name: str, codec: str, opened: Open, files: dict[str, GGUFFile], oracle_dir: Path, note: Note
+) -> None:
     """Teacher-forced, each row as one prefill."""
     rows = oracle.load(oracle_dir, name)["greedy"]
     end_ids = build_tokenizer(files[name]).end_ids
-    with opened(name, "f16") as executor:
+    with opened(name, codec) as executor:
         picks = [oracle.greedy_picks(_feed(executor, *oracle.greedy_feed(row)), end_ids) for row in rows]
-    verdict = oracle.greedy_rule(rows, picks)
-    assert verdict.holds, verdict
+    hold_greedy(rows, picks, note)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("codec", GREEDY_CODECS)
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_ids_step_by_step(
-    name: str, opened: Open, files: dict[str, GGUFFile], oracle_dir: Path
+    name: str, codec: str, opened: Open, files: dict[str, GGUFFile], oracle_dir: Path, note: Note
 ) -> None:
     """Three rows as three streams, one token a step, and the same bits as one prefill each."""
     rows = oracle.load(oracle_dir, name)["greedy"][:3]
     feeds = [oracle.greedy_feed(row) for row in rows]
     end_ids = build_tokenizer(files[name]).end_ids
-    with opened(name, "f16") as executor:
+    with opened(name, codec) as executor:
         prefilled = [_feed(executor, *feed) for feed in feeds]
         stepped: list[list[np.ndarray]] = [[] for _ in rows]
         for position in range(max(len(tokens) for tokens, _ in feeds)):
@@ -127,5 +142,4 @@ def test_greedy_ids_step_by_step(
     for number in range(len(rows)):
         np.testing.assert_array_equal(stepped[number], prefilled[number])
     picks = [oracle.greedy_picks(logits, end_ids) for logits in stepped]
-    verdict = oracle.greedy_rule(rows, picks)
-    assert verdict.holds, verdict
+    hold_greedy(rows, picks, note)

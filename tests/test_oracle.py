@@ -1,12 +1,16 @@
 """Both real models on the host backend against the oracle: DESIGN.md, section 8.
 
 KL bounds stand in the design beside llama.cpp's own figures for the same files.
+
+For tq4 these bounds are all that is held. Its 4 bits cannot keep the rule of greedy ids: of those whose
+margin is 0.5 or more SmolLM2 picks none wrong and Gemma 5, and of those with 0.1 or more 97.3 % and 96.8 %
+agree (at the level avx512vnni). With q8_0 none is wrong, and 99.1 % and 99.5 % agree.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ import numpy as np
 import pytest
 
 from reference import oracle
+from tierd.backends import library
 from tierd.backends.host import HostExecutor, ThreadPool, compile_plan
 from tierd.chat.tokenizer import build_tokenizer
 from tierd.core import Batch, Chunk
@@ -33,10 +38,18 @@ BOUNDS = {
     (oracle.SMOLLM2, "tq4"): (0.017, 0.022),
     (oracle.GEMMA3, "tq4"): (0.032, 0.031),
 }
+MODELS = [oracle.SMOLLM2, oracle.GEMMA3]
+# Those that keep the rule of greedy ids; the other one takes long.
+GREEDY_CODECS = ["f16", pytest.param("q8_0", marks=pytest.mark.long)]
 pytestmark = pytest.mark.timeout(600)
-LOSSY = [case for case in BOUNDS if case[1] != "f16"]
 # At the levels that `tests/other_levels.py` forces, `make test` holds models to the short text alone.
-long_if_forced = pytest.mark.long if "HOSTKERNELS_LEVEL" in os.environ else lambda test: test
+FORCED = "HOSTKERNELS_LEVEL" in os.environ
+LONG_TEXT = [
+    pytest.param(*case, marks=[pytest.mark.long] if FORCED or case[1] != "f16" else []) for case in BOUNDS
+]
+
+# Notes what a test has measured, for `findings`; pytest's own `record_property`.
+Note = Callable[[str, object], None]
 
 
 @dataclass
@@ -88,6 +101,40 @@ def f16(models: dict[str, Model]) -> Iterator[dict[str, HostExecutor]]:
         executor.close()
 
 
+@pytest.fixture
+def executor(
+    name: str, codec: str, models: dict[str, Model], f16: dict[str, HostExecutor]
+) -> Iterator[HostExecutor]:
+    """The executor of a test's model and codec."""
+    if codec == "f16":
+        yield f16[name]
+        return
+    executor = models[name].executor(codec)
+    yield executor
+    executor.close()
+
+
+@pytest.fixture
+def note(record_property: Note) -> Note:
+    record_property("on", f"host, {library.level()}")
+    return record_property
+
+
+def hold_divergence(found: float, bound: float, note: Note) -> None:
+    """Note a mean KL and hold it to its bound."""
+    note("mean_kl", found)
+    note("bound", bound)
+    assert found <= bound
+
+
+def hold_greedy(rows: list[dict[str, Any]], picks: list[list[int]], note: Note) -> None:
+    """Note how picks fare against the oracle's ids, and hold them to the rule."""
+    verdict = oracle.greedy_rule(rows, picks)
+    note("wrong", verdict.wrong)
+    note("share", verdict.share)
+    assert verdict.holds, verdict
+
+
 def _feed(executor: HostExecutor, tokens: list[int], wanted: list[int]) -> list[np.ndarray]:
     """Feed one sequence in the largest chunks and return the logits at the positions wanted."""
     rows: list[np.ndarray] = []
@@ -103,53 +150,42 @@ def _mean_kl(executor: HostExecutor, text: dict[str, Any]) -> float:
     return oracle.mean_kl(top20, _feed(executor, text["tokens"], oracle.positions(top20)))
 
 
-@pytest.mark.parametrize("name", [oracle.SMOLLM2, oracle.GEMMA3])
-def test_divergence(name: str, models: dict[str, Model], f16: dict[str, HostExecutor]) -> None:
-    assert _mean_kl(f16[name], models[name].expected["float32"]) <= BOUNDS[name, "f16"][0]
+@pytest.mark.parametrize(("name", "codec"), list(BOUNDS))
+def test_divergence(
+    name: str, codec: str, models: dict[str, Model], executor: HostExecutor, note: Note
+) -> None:
+    found = _mean_kl(executor, models[name].expected["float32"])
+    hold_divergence(found, BOUNDS[name, codec][0], note)
 
 
-@long_if_forced
-@pytest.mark.parametrize("name", [oracle.SMOLLM2, oracle.GEMMA3])
+@pytest.mark.parametrize(("name", "codec"), LONG_TEXT)
 def test_divergence_over_a_long_text(
-    name: str, models: dict[str, Model], f16: dict[str, HostExecutor]
+    name: str, codec: str, models: dict[str, Model], executor: HostExecutor, note: Note
 ) -> None:
-    assert _mean_kl(f16[name], models[name].expected["float32_long"]) <= BOUNDS[name, "f16"][1]
+    found = _mean_kl(executor, models[name].expected["float32_long"])
+    hold_divergence(found, BOUNDS[name, codec][1], note)
 
 
-@pytest.mark.parametrize(("name", "codec"), LOSSY)
-def test_divergence_with_lossy_codecs(name: str, codec: str, models: dict[str, Model]) -> None:
-    executor = models[name].executor(codec)
-    assert _mean_kl(executor, models[name].expected["float32"]) <= BOUNDS[name, codec][0]
-    executor.close()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "codec"), LOSSY)
-def test_divergence_over_a_long_text_with_lossy_codecs(
-    name: str, codec: str, models: dict[str, Model]
-) -> None:
-    executor = models[name].executor(codec)
-    assert _mean_kl(executor, models[name].expected["float32_long"]) <= BOUNDS[name, codec][1]
-    executor.close()
-
-
-@pytest.mark.parametrize("name", [oracle.SMOLLM2, oracle.GEMMA3])
-def test_greedy_ids(name: str, models: dict[str, Model], f16: dict[str, HostExecutor]) -> None:
+@pytest.mark.parametrize("codec", GREEDY_CODECS)
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_ids(name: str, models: dict[str, Model], executor: HostExecutor, note: Note) -> None:
     """Teacher-forced, each row as one prefill."""
     rows = models[name].expected["greedy"]
     picks = [
-        oracle.greedy_picks(_feed(f16[name], *oracle.greedy_feed(row)), models[name].end_ids) for row in rows
+        oracle.greedy_picks(_feed(executor, *oracle.greedy_feed(row)), models[name].end_ids) for row in rows
     ]
-    verdict = oracle.greedy_rule(rows, picks)
-    assert verdict.holds, verdict
+    hold_greedy(rows, picks, note)
 
 
-@pytest.mark.parametrize("name", [oracle.SMOLLM2, oracle.GEMMA3])
-def test_greedy_ids_step_by_step(name: str, models: dict[str, Model], f16: dict[str, HostExecutor]) -> None:
+@pytest.mark.parametrize("codec", GREEDY_CODECS)
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_ids_step_by_step(
+    name: str, models: dict[str, Model], executor: HostExecutor, note: Note
+) -> None:
     """Three rows as three streams, one token a step, and the same bits as one prefill each."""
     rows = models[name].expected["greedy"][:3]
     feeds = [oracle.greedy_feed(row) for row in rows]
-    prefilled = [_feed(f16[name], *feed) for feed in feeds]
+    prefilled = [_feed(executor, *feed) for feed in feeds]
     stepped: list[list[np.ndarray]] = [[] for _ in rows]
     for position in range(max(len(tokens) for tokens, _ in feeds)):
         live = [number for number, (tokens, _) in enumerate(feeds) if position < len(tokens)]
@@ -158,16 +194,15 @@ def test_greedy_ids_step_by_step(name: str, models: dict[str, Model], f16: dict[
             Chunk(feeds[n][0][position : position + 1], position, [2 * n, 2 * n + 1], (0,) * (n in wanted))
             for n in live
         )
-        for number, logits in zip(wanted, f16[name].run(Batch(chunks)), strict=True):
+        for number, logits in zip(wanted, executor.run(Batch(chunks)), strict=True):
             stepped[number].append(logits.copy())
     for number in range(len(rows)):
         np.testing.assert_array_equal(stepped[number], prefilled[number])
     picks = [oracle.greedy_picks(logits, models[name].end_ids) for logits in stepped]
-    verdict = oracle.greedy_rule(rows, picks)
-    assert verdict.holds, verdict
+    hold_greedy(rows, picks, note)
 
 
-@pytest.mark.parametrize("name", [oracle.SMOLLM2, oracle.GEMMA3])
+@pytest.mark.parametrize("name", MODELS)
 def test_bits_do_not_depend_on_chunks_or_others(
     name: str, models: dict[str, Model], f16: dict[str, HostExecutor]
 ) -> None:
