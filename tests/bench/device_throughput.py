@@ -14,6 +14,7 @@ the README's table of the newest one.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from tierd.backends.host import usable_cores
 HERE = Path(__file__).resolve().parent
 MODEL = MODELS["q4_1"]
 TIERD = "tierd"
+BAR = 3.0  # times llama.cpp's rate, at a prompt and at one stream
 
 
 def sides(options: argparse.Namespace) -> tuple[dict[str, Callable[[], Child]], dict[str, Any]]:
@@ -78,7 +80,19 @@ def main() -> int:
     )
     print(tables.plain(result))
     print(f"written to {written}")
-    return 0
+    return judge(achieved)
+
+
+def judge(achieved: dict[str, dict[str, list[float]]]) -> int:
+    """Say whether the bar is met; return the exit code."""
+    times = {
+        measure: statistics.median(achieved[TIERD][measure]) / statistics.median(achieved[LLAMA][measure])
+        for measure in ("prefill", "decode_one")
+    }
+    met = min(times.values()) >= BAR
+    said = ", ".join(f"{measure} {ratio:.1f}" for measure, ratio in times.items())
+    print(f"{said} times llama.cpp's; the bar is {BAR:g}: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
