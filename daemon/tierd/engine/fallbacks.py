@@ -250,7 +250,7 @@ class Fallbacks:
             )
 
         def back(done: bool) -> None:
-            if not done:
+            if not done and sequence in understudy.running:
                 self._barred.add(sequence)
             self._return(slot, guest, brought=done)
 
