@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,8 +13,16 @@ from engine.device_drive import MODEL, check, ended, passes, text
 from engine.device_slot import NullFallback, device_slot
 from engine.drive import greedy
 from engine.harness import Gate, Harness, model, running
-from engine.null_slot import request
-from tierd.core import Batch, FailedEvent, FinishedEvent, FinishReason
+from engine.null_slot import null_slot, request
+from tierd.core import (
+    Batch,
+    FailedEvent,
+    FinishedEvent,
+    FinishReason,
+    Request,
+    TextEvent,
+    TokenLogprobs,
+)
 from tierd.engine import Snapshot
 from tierd.errors import DeviceLostError, DeviceMemoryError, DeviceTimeoutError, ModelError
 from tierd.slot import Slot
@@ -156,6 +165,40 @@ def test_a_stream_that_outgrows_its_region_goes_on_on_the_cpu() -> None:
         assert passes(harness) == {"cap": (110 - 32 - 1) + 4 + 9}
         assert slot_of(harness).understudy is not None
         check(harness, "c", b"short", 4)
+
+
+def test_draws_penalties_and_stops_are_the_same_across_a_hand_over() -> None:
+    """A stream draws as it would have drawn at one place, and its text ends where it would have ended."""
+    asked = request("a", b"0123456789", 60, temperature=0.9, seed=7)
+    asked = replace(
+        asked,
+        sampling=replace(asked.sampling, presence_penalty=0.4, repeat_penalty=1.2, penalty_window=20),
+        top_logprobs=2,
+    )
+    with running(model(MODEL, streams=2), open_slot=partial(null_slot, context=200)) as harness:
+        whole = drawn(harness, asked)
+        stop = whole[0][18:28]
+        stopped = drawn(harness, replace(asked, id="b", stop=(stop,)))
+    assert stop
+    assert stopped[0] == whole[0][: whole[0].index(stop)]
+    slot = partial(device_slot, positions=32, context=200)
+    with running(model(MODEL, streams=2), open_slot=slot) as harness:
+        assert drawn(harness, asked) == whole
+        assert drawn(harness, replace(asked, id="b", stop=(stop,))) == stopped
+        assert "cap" in passes(harness)
+
+
+def drawn(harness: Harness, asked: Request) -> tuple[str, list[TokenLogprobs]]:
+    """Return the text of a request and what is told of its tokens."""
+    harness.engine.submit(asked)
+    assert isinstance(harness.mail.terminal(asked.id), FinishedEvent)
+    told = [
+        each
+        for event in harness.mail.events(asked.id)
+        if isinstance(event, TextEvent)
+        for each in event.logprobs
+    ]
+    return harness.mail.text(asked.id), told
 
 
 def test_a_stream_that_outgrows_its_region_ends_there_where_the_cpu_cannot_have_it() -> None:
