@@ -18,6 +18,7 @@ class Findings:
     def __init__(self, folder: Path) -> None:
         """folder: where the file goes; its name is the time at which the run began, in UTC."""
         self._folder = folder
+        self._commit = machine.commit()
         self._started = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         self._tests: list[dict[str, Any]] = []
 
@@ -37,7 +38,7 @@ class Findings:
         """Write the file."""
         result = {
             "date": self._started.isoformat(),
-            "commit": machine.commit(),
+            "commit": self._commit,
             "machine": machine.describe(),
             "tests": self._tests,
         }
