@@ -197,7 +197,7 @@ def _bank(bank: Bank) -> BankSnapshot:
         limit=bank.limit,
         used=bank.used,
         spilled=bank.spilled,
-        entries=len(bank.entries),
+        entries=bank.count,
         dropped=bank.dropped,
         dropped_positions=bank.dropped_positions,
     )

@@ -50,6 +50,11 @@ class Bank:
         self._to_fetch: deque[Banked] = deque()
 
     @property
+    def count(self) -> int:
+        """How many are open."""
+        return len(self._entries)
+
+    @property
     def entries(self) -> tuple[Banked, ...]:
         """All that are open, the least recently used first."""
         return tuple(self._entries)

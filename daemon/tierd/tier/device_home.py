@@ -234,7 +234,8 @@ class DeviceHome:
         if self._is_banked(tokens):
             then()
             return
-        entry = self._open_entry(len(tokens), live=False)
+        row_bytes = self.executor.row_bytes
+        entry = self.bank.open(self._model, self.origin, row_bytes, len(tokens), live=False)
         if entry is None:
             self._lose_claim(tokens)
             then()
@@ -384,9 +385,6 @@ class DeviceHome:
             return False
         self.bank.touch(found[0])
         return True
-
-    def _open_entry(self, positions: int, *, live: bool) -> Banked | None:
-        return self.bank.open(self._model, self.origin, self.executor.row_bytes, positions, live=live)
 
     def _use(self, region: int) -> int:
         """Note that a region is used now, and return it."""
