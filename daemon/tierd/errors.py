@@ -18,6 +18,7 @@
     │   ├── SlowReaderError      the client did not take what it asked for
     │   └── UnavailableError     shutting down or not ready: try again later
     ├── ExecutorError            a backend failed while it ran a step
+    ├── OrderError               a model was to leave a device, or come to it, before its time
     ├── DeviceError              a Vulkan device cannot be used, or refuses what is asked of it
     │   ├── NoDeviceError        there is none that may be used
     │   ├── DeviceMemoryError    it has no room for that
@@ -127,6 +128,10 @@ class UnavailableError(RequestError):
 
 class ExecutorError(TierdError):
     """A backend failed while it ran a step."""
+
+
+class OrderError(TierdError):
+    """Calls on a model's seat at a device came in an order that would lose rows; nothing was touched."""
 
 
 class DeviceError(TierdError):

@@ -24,6 +24,7 @@ from tierd.errors import SettingsError
 KV_DTYPES = ("f32", "f16", "q8_0", "tq4")
 GPU_MODES = ("auto", "off", "resident")
 GPU_TIERS = ("none", "resident")
+RESUMES = ("device", "cpu")
 LOG_LEVELS = ("info", "warning", "error")
 DAY_S = 86400
 
@@ -198,6 +199,22 @@ class GPUSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchSettings:
+    """`[switch]`: how models take turns on a GPU that does not hold all of them.
+
+    min_hold_s: a model with work stays at least so long, or four times as long as the last switch took.
+    max_wait_s: streams that wait for their model make way for no other's work for longer than that.
+    resume: where streams go on whose model has to leave: on the "device", once it is back, or on the "cpu".
+    idle_s: a model that has had no stream for so long leaves the GPU; 0: only for another.
+    """
+
+    min_hold_s: float = field(default=2.0, metadata=_checked(_within(0, DAY_S)))
+    max_wait_s: float = field(default=10.0, metadata=_checked(_within(0, DAY_S)))
+    resume: str = field(default="device", metadata=_checked(_one_of(*RESUMES)))
+    idle_s: float = field(default=0.0, metadata=_checked(_within(0, 30 * DAY_S)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """One `[[models]]` table.
 
@@ -206,6 +223,8 @@ class ModelSettings:
     streams: most requests served at the same time; further ones wait.
     regions: streams whose K/V a GPU keeps; 0: `streams`.
     resident_prefill_allowed: prompts of other streams are computed on the GPU too, in one more region.
+    pin: it never leaves a GPU for another model. preload: it comes to a GPU when it is loaded, if there is
+    room; else when a request wants it.
     weight: its share of a device's time, relative to other models that have work there.
     kv_dtype: "" for what `codec` says.
     require: as in [gpu]; "": what stands there.
@@ -222,6 +241,8 @@ class ModelSettings:
     streams: int = field(default=8, metadata=_checked(_within(1, 1024)))
     regions: int = field(default=0, metadata=_checked(_within(0, 1024)))
     resident_prefill_allowed: bool = False
+    pin: bool = False
+    preload: bool = True
     weight: int = field(default=1, metadata=_checked(_within(1, 1000)))
     kv_dtype: str = field(default="", metadata=_checked(_optional(_one_of(*KV_DTYPES))))
     require: str = field(default="", metadata=_checked(_optional(_one_of(*GPU_TIERS))))
@@ -254,6 +275,7 @@ class Settings:
     kv: KVSettings = KVSettings()
     state: StateSettings = StateSettings()
     gpu: GPUSettings = GPUSettings()
+    switch: SwitchSettings = SwitchSettings()
     models: tuple[ModelSettings, ...] = ()
 
     def required(self, model: ModelSettings) -> str:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tierd.backends import library
 from tierd.backends.protocol import Executor
@@ -62,7 +62,7 @@ class Placed:
     experts_on_host: layers whose experts are not on the device.
     resident_decline: why the model is not on the device, in plain words; "" when it is, or is not to be.
     declined: the same as a reason of passes; None where there is no device that could serve.
-    fallback: see Slot.
+    fallback, seat, marks: see Slot.
     """
 
     home: Home
@@ -79,6 +79,8 @@ class Placed:
     resident_decline: str = ""
     declined: PassReason | None = None
     fallback: Fallback | None = None
+    seat: Seat | None = None
+    marks: Any = None
 
 
 class Fallback(Protocol):
@@ -97,6 +99,52 @@ class Fallback(Protocol):
 
     def retry_at(self) -> float | None:
         """Return when that may be tried, monotonic seconds; None: never again."""
+
+
+class Seat(Protocol):
+    """A model's seat at a device that models take turns on; see `tier.seat.DeviceSeat`, which says what when.
+
+    serves: whether streams may have rows in steps there. Marks are what `save` returns and `restore` takes.
+    """
+
+    @property
+    def state(self) -> str:
+        """How the model stands with the device, a word of `tier.seat.SeatState`."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether streams may have rows in steps there."""
+
+    @property
+    def bytes(self) -> int:
+        """What the model takes of the device when it is there."""
+
+    def leave(self) -> None:
+        """Mark the model to leave."""
+
+    def stay(self) -> None:
+        """Call that off."""
+
+    def drop(self, home: Home) -> None:
+        """Free all that it has on the device, once its rows are elsewhere. For worker threads."""
+
+    def save(self) -> Any:
+        """Return its marks."""
+
+    def restore(self, marks: Any) -> None:
+        """Take its marks in."""
+
+    def rearm(self) -> Placed:
+        """Put it on the device. For worker threads; takes seconds. Raises DeviceError, OrderError."""
+
+    def settle(self) -> None:
+        """Note that its streams are at home."""
+
+    def lose(self) -> None:
+        """Note that the device is lost."""
+
+    def release(self) -> None:
+        """Give the seat up for good."""
 
 
 class Site(Protocol):
@@ -126,6 +174,8 @@ class Slot:
     fallback: what becomes of its streams when the device cannot have them; None where it is the only place.
     understudy: the same model on the CPU, once a stream needs that. stranded: why there can be none.
     lost: why the device is lost, "" while it is there.
+    seat: its place on a device that it shares with others; None where it has its own. marks: with which it
+    comes back to it, while it is away.
     """
 
     settings: ModelSettings
@@ -154,11 +204,18 @@ class Slot:
     understudy: Slot | None = None
     stranded: str = ""
     lost: str = ""
+    seat: Seat | None = None
+    marks: Any = None
 
     @property
     def id(self) -> str:
         """The model's name."""
         return self.settings.id
+
+    @property
+    def serves(self) -> bool:
+        """Whether its streams may have rows in steps: not while it is away from its device, or lost that."""
+        return not self.lost and (self.seat is None or self.seat.serves)
 
     @property
     def executor(self) -> Executor:
@@ -197,6 +254,14 @@ class Slot:
     def has_room(self) -> bool:
         """Whether the executor can be given another step."""
         return len(self.steps) < self.executor.depth
+
+    def capture(self, placed: Placed) -> str:
+        """Take over what the model got where it was put; return the outcome."""
+        self.home = placed.home
+        self.outcome, self.device = placed.outcome, placed.device
+        self.decline, self.declined = placed.resident_decline, placed.declined
+        self.scratch = placed.scratch
+        return self.outcome
 
     def flush(self) -> int:
         """Forget the rows of streams that have ended; return how many pages are free now that were not."""
@@ -262,6 +327,8 @@ def _build(model: ModelSettings, settings: Settings, site: Site) -> Slot:
         declined=placed.declined,
         scratch=placed.scratch,
         fallback=placed.fallback,
+        seat=placed.seat,
+        marks=placed.marks,
     )
 
 
