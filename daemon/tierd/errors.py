@@ -11,6 +11,8 @@
     │   ├── InvalidRequestError  a field is wrong; names it
     │   │   └── ContextLengthExceededError
     │   ├── ModelNotFoundError
+    │   ├── OperationNotFoundError
+    │   ├── ConflictError        it cannot be done as things stand: a name is taken, others are in the way
     │   ├── UnauthorizedError    a key or token is missing or wrong
     │   ├── BusyError            too many requests wait: try again in a while that it names
     │   │   ├── QueueFullError
@@ -38,6 +40,11 @@ class TierdError(Exception):
 
 class SettingsError(TierdError):
     """A setting, a flag or the settings file is wrong."""
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        """`key` names the setting at fault, where it is one of a table."""
+        super().__init__(message)
+        self.key = key
 
 
 class ModelError(TierdError):
@@ -85,6 +92,18 @@ class ModelNotFoundError(RequestError):
     """No model of that name is served; the message lists the names that are."""
 
     code = "model_not_found"
+
+
+class OperationNotFoundError(RequestError):
+    """No operation of that id runs, or has ended lately."""
+
+    code = "operation_not_found"
+
+
+class ConflictError(RequestError):
+    """It cannot be done as things stand; the message says what is in the way."""
+
+    code = "conflict"
 
 
 class UnauthorizedError(RequestError):
