@@ -159,6 +159,25 @@ class Metrics:
             (*MODEL, "outcome"),
             registry=registry,
         )
+        self.on_device = Gauge(
+            "tierd_model_on_device",
+            "1 while a model is on the GPU; 0 while it is away, and for one that is on the CPU.",
+            MODEL,
+            registry=registry,
+        )
+        self.switches = Counter(
+            "tierd_switches",
+            "Switches that ended, by the model that came to the GPU, or was to come (failed).",
+            (*MODEL, "outcome"),
+            registry=registry,
+        )
+        self.switch_seconds = Histogram(
+            "tierd_switch_seconds",
+            "What the phases of switches took: pause, hydrate, drop, save, restore, rearm, rehome.",
+            ("phase",),
+            buckets=SECONDS,
+            registry=registry,
+        )
         self.gpu_memory = Gauge(
             "tierd_gpu_memory_bytes",
             "Memory of the device that models take (used), and may take in all (budget); 0 without a device.",

@@ -174,8 +174,9 @@ class Slot:
     fallback: what becomes of its streams when the device cannot have them; None where it is the only place.
     understudy: the same model on the CPU, once a stream needs that. stranded: why there can be none.
     lost: why the device is lost, "" while it is there.
-    seat: its place on a device that it shares with others; None where it has its own. marks: with which it
-    comes back to it, while it is away.
+    seat: its place on a device that models take turns on; None where it needs none. marks: with which it
+    comes back to it, while it is away. handed: to a worker, which takes it off the device or puts it there.
+    barred: why it cannot come there for now. back: when it came there last, monotonic seconds.
     """
 
     settings: ModelSettings
@@ -206,6 +207,9 @@ class Slot:
     lost: str = ""
     seat: Seat | None = None
     marks: Any = None
+    handed: bool = False
+    barred: PassReason | None = None
+    back: float = 0.0
 
     @property
     def id(self) -> str:
@@ -215,7 +219,12 @@ class Slot:
     @property
     def serves(self) -> bool:
         """Whether its streams may have rows in steps: not while it is away from its device, or lost that."""
-        return not self.lost and (self.seat is None or self.seat.serves)
+        return not self.lost and not self.handed and (self.seat is None or self.seat.serves)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its streams wait for it to come to its device, and for nothing else."""
+        return not self.serves and not self.lost and self.barred is None
 
     @property
     def executor(self) -> Executor:

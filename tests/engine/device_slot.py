@@ -15,6 +15,7 @@ from tierd.kv.gone import Gone
 from tierd.settings import ModelSettings
 from tierd.slot import Placed, Slot
 from tierd.tier.device_home import DeviceHome
+from tierd.tier.seat import SeatState
 
 
 @dataclass
@@ -52,6 +53,8 @@ class NullFallback:
         self.tries -= 1
         if self.broken:
             raise self.broken.pop(0)
+        if slot.seat is not None:
+            return rearm(slot)
         return Placed(
             home=self.arm(),
             context=slot.context,
@@ -63,6 +66,20 @@ class NullFallback:
 
     def retry_at(self) -> float | None:
         return time.monotonic() if self.tries else None
+
+
+def rearm(slot: Slot) -> Placed:
+    """Put a slot on its device again that has lost it; it may be tried again where that fails."""
+    seat = slot.seat
+    assert seat is not None
+    if seat.state == SeatState.LOST:
+        slot.marks = seat.save()
+    seat.restore(slot.marks)
+    try:
+        return seat.rearm()
+    except BaseException:
+        slot.marks = seat.save()
+        raise
 
 
 def device_slot(

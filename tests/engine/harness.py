@@ -99,7 +99,7 @@ class Harness:
     """mail: what was delivered. slots: what was opened, to be looked at only while the engine rests.
 
     open_slot: opens a model; with None `null_slot` does, with the other options.
-    settings: the engine's.
+    settings: the engine's; engine: what else it is given.
     """
 
     def __init__(
@@ -107,13 +107,16 @@ class Harness:
         *,
         open_slot: Callable[[ModelSettings], Slot] | None = None,
         settings: Settings | None = None,
+        engine: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.mail = Mail()
         self.slots: dict[str, Slot] = {}
         self.metrics = Metrics("0.0")
         self._open_slot = open_slot or partial(null_slot, **options)
-        self.engine = Engine(self.mail.deliver, open_slot=self._open, metrics=self.metrics, settings=settings)
+        self.engine = Engine(
+            self.mail.deliver, open_slot=self._open, metrics=self.metrics, settings=settings, **engine or {}
+        )
 
     def _open(self, settings: ModelSettings) -> Slot:
         slot = self.slots[settings.id] = self._open_slot(settings)

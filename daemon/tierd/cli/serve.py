@@ -64,6 +64,7 @@ def run(settings: Settings) -> None:
             inbox=inbox,
             bank=bank,
             tier=tier.status,
+            release=tier.release,
         )
         engine.start()
         try:

@@ -9,6 +9,7 @@ from tierd.engine.snapshot import (
     RegionState,
     SessionSnapshot,
     Snapshot,
+    SwitchSnapshot,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "RegionState",
     "SessionSnapshot",
     "Snapshot",
+    "SwitchSnapshot",
 ]

@@ -9,6 +9,7 @@ from tierd.chat.renderer import Renderer
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import SamplingParams
 from tierd.errors import ModelNotFoundError, UnavailableError
+from tierd.settings import ModelSettings
 from tierd.slot import Slot
 
 
@@ -20,7 +21,7 @@ class CatalogueEntry:
     streams: most requests, or choices of one, that run at the same time.
     max_prompt_tokens, max_output_tokens: the operator's caps, or the context where there is none.
     sampling: what a request gets where it is silent; its seed means nothing.
-    renderer: None when the model has no chat template.
+    renderer: None when the model has no chat template. settings: what it was loaded with.
     created: when it was loaded, Unix seconds.
     """
 
@@ -35,6 +36,7 @@ class CatalogueEntry:
     sampling: SamplingParams
     tokenizer: Tokenizer
     renderer: Renderer | None
+    settings: ModelSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class Catalogue:
         """Return a catalogue that lists these models as well, and those that are on their way."""
         merged = {**self.entries, **{entry.id: entry for entry in entries}}
         return Catalogue(dict(sorted(merged.items())), tuple(sorted(loading)), self.closed)
+
+    def without(self, model: str) -> Catalogue:
+        """Return a catalogue that does not list a model."""
+        entries = {id: entry for id, entry in self.entries.items() if id != model}
+        return Catalogue(entries, self.loading, self.closed)
 
     def resolve(self, name: str | None = None) -> CatalogueEntry:
         """Return the model called `name`; None: the default one.
@@ -103,4 +110,5 @@ def describe(slot: Slot) -> CatalogueEntry:
         ),
         tokenizer=slot.tokenizer,
         renderer=slot.renderer,
+        settings=settings,
     )

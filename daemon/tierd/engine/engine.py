@@ -5,14 +5,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import TypeVar
 
 from tierd.core import Request
 from tierd.engine.catalogue import Catalogue, CatalogueEntry
 from tierd.engine.loop import Deliver, Loop, OpenSlot
-from tierd.engine.messages import Cancel, Drain, Flush, Load, Message, Stop, Submit, Taken
+from tierd.engine.messages import (
+    Activate,
+    Cancel,
+    Drain,
+    Flush,
+    Load,
+    Message,
+    Resume,
+    Stop,
+    Submit,
+    Taken,
+    Unload,
+)
+from tierd.engine.operation import Operation
 from tierd.engine.snapshot import Snapshot
 from tierd.errors import UnavailableError
 from tierd.kv.bank import Bank
@@ -22,6 +36,8 @@ from tierd.tier.status import TierStatus
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Engine:
     """Serves requests over the models it has loaded. Every method may be called from any thread.
@@ -30,7 +46,8 @@ class Engine:
     pairs in order; must not block. Every request ends in exactly one terminal event.
     open_slot: turns settings into a Slot; called from worker threads.
     settings: of queue and readers. inbox: where the bank's spill posts what it has done, if there is one.
-    bank: what the models' homes use. tier: tells how the device stands, from any thread.
+    bank: what the models' homes use. tier: tells how the device stands, from any thread. release: called
+    from a worker with the name of a model that has been freed.
     """
 
     def __init__(
@@ -43,12 +60,13 @@ class Engine:
         inbox: SimpleQueue[Message] | None = None,
         bank: Bank | None = None,
         tier: Callable[[], TierStatus] = TierStatus,
+        release: Callable[[str], None] = lambda _: None,
     ) -> None:
         settings = settings or Settings()
         self.reader_backlog = settings.server.reader_backlog
         self._inbox: SimpleQueue[Message] = inbox or SimpleQueue()
         self._tier = tier
-        self._loop = Loop(self._inbox, deliver, open_slot, metrics, settings, bank)
+        self._loop = Loop(self._inbox, deliver, open_slot, metrics, settings, bank, tier, release)
         self._thread = threading.Thread(target=self._run, name="tierd-engine", daemon=True)
         # No command may follow a Stop into the inbox, where nobody would take it out any more.
         self._lock = threading.Lock()
@@ -79,8 +97,7 @@ class Engine:
 
         The future is done once the last running stream has ended, by itself or by `stop`.
         """
-        drained: Future[None] = Future()
-        drained.set_running_or_notify_cancel()  # from now on nobody can cancel it
+        drained: Future[None] = _promise()
         with self._lock:
             if self._open:
                 self._inbox.put(Drain(drained))
@@ -105,16 +122,48 @@ class Engine:
             return False
         return True
 
-    def load(self, settings: ModelSettings) -> Future[CatalogueEntry]:
+    def resume(self) -> Future[None]:
+        """Admit requests again after `drain`. Raises UnavailableError when the engine is not running."""
+        resumed: Future[None] = _promise()
+        self._put(Resume(resumed))
+        return resumed
+
+    def load(
+        self, settings: ModelSettings, operation: Operation | None = None, *, activate: bool = False
+    ) -> Future[CatalogueEntry]:
         """Open a model in a worker and serve it. Raises UnavailableError when the engine is not running.
 
-        The future is done once the catalogue lists the model, or holds a ModelError, SettingsError or
-        UnavailableError.
+        activate: it comes to its device too, whoever must leave for it; where it cannot, it is removed again
+        and those who left come back. operation: is told how far it is.
+        The future is done once the catalogue lists the model, or holds a ModelError, SettingsError,
+        DeviceError or UnavailableError.
         """
-        loaded: Future[CatalogueEntry] = Future()
-        loaded.set_running_or_notify_cancel()  # from now on nobody can cancel it
-        self._put(Load(settings, loaded))
+        loaded: Future[CatalogueEntry] = _promise()
+        self._put(Load(settings, loaded, operation, activate))
         return loaded
+
+    def unload(
+        self, model: str, operation: Operation | None = None, *, limit_s: float | None = None
+    ) -> Future[None]:
+        """Serve a model no more: its requests are refused, its streams waited for, then all of it is freed.
+
+        limit_s: then streams that still run end with UnavailableError. Raises that when the engine is not
+        running. The future holds a ModelNotFoundError where there is no such model.
+        """
+        unloaded: Future[None] = _promise()
+        until = None if limit_s is None else time.monotonic() + limit_s
+        self._put(Unload(model, until, unloaded, operation))
+        return unloaded
+
+    def activate(self, model: str, operation: Operation | None = None) -> Future[Mapping[str, float]]:
+        """Bring a model to its device now, whoever must leave for it.
+
+        Raises UnavailableError when the engine is not running. The future gets the seconds of each phase of
+        the switch, none where it was there, or holds a ModelNotFoundError, DeviceError or UnavailableError.
+        """
+        activated: Future[Mapping[str, float]] = _promise()
+        self._put(Activate(model, activated, operation))
+        return activated
 
     def flush(self, model: str | None = None) -> Future[int]:
         """Empty the prefix cache of a model, or of all.
@@ -122,8 +171,7 @@ class Engine:
         Raises UnavailableError when the engine is not running. The future holds the number of pages freed
         (a page that a stream uses is freed with it, later), or a ModelNotFoundError or UnavailableError.
         """
-        freed: Future[int] = Future()
-        freed.set_running_or_notify_cancel()  # from now on nobody can cancel it
+        freed: Future[int] = _promise()
         self._put(Flush(model, freed))
         return freed
 
@@ -164,3 +212,10 @@ class Engine:
             with self._lock:
                 self._open = False
             self._loop.break_down()
+
+
+def _promise() -> Future[T]:
+    """Return a future that nobody can cancel."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+    return future

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 # After so many seconds there may be the memory for an understudy that there was not.
 _UNDERSTUDY_AGAIN_S = 60.0
+# States of a seat in which a model has something on the device.
+_THERE = ("on", "leaving", "armed")
 
 
 class Streams(Protocol):
@@ -78,6 +80,11 @@ class Fallbacks:
         return bool(self._working)
 
     @property
+    def recovers(self) -> bool:
+        """Whether a lost device is being tried again, or will be."""
+        return bool(self._rearm_at) or any(slot.lost for slot in self._working)
+
+    @property
     def deadline(self) -> float | None:
         """When a lost device is to be tried again, monotonic seconds; not before it is left alone."""
         return min((due for slot, due in self._rearm_at.items() if self._is_left(slot)), default=None)
@@ -91,6 +98,17 @@ class Fallbacks:
             slot.stranded = slot.fallback.refusal
         if slot.scratch is not None:
             self._scratch[slot.id] = Scratch(slot.home.most)
+
+    def forget(self, slot: Slot) -> None:
+        """Forget a slot that is not served any more. No worker is at work for it."""
+        for known in (self.passes, self._slots, self._scratch):
+            known.pop(slot.id, None)
+        for waiting in (self._recalls, self._rearm_at, self._stranded_at):
+            waiting.pop(slot, None)
+
+    def works_for(self, slot: Slot) -> bool:
+        """Whether a worker is at work for a slot."""
+        return slot in self._working
 
     def count(self, slot: Slot, step: Step) -> None:
         """Count what the CPU is given that was meant for a device: the one place where this is done."""
@@ -113,7 +131,7 @@ class Fallbacks:
     def invite(self) -> None:
         """Let prompts of streams on the CPU be computed in their model's scratch region, where they may."""
         for slot in self._slots.values():
-            if slot.understudy is not None and slot.scratch is not None and not slot.lost:
+            if slot.understudy is not None and slot.scratch is not None and slot.serves:
                 self._invite(slot, slot.understudy, self._scratch[slot.id])
 
     def guests_done(self, slot: Slot, step: Step, *, failed: bool) -> None:
@@ -135,18 +153,20 @@ class Fallbacks:
         """A slot's device has failed: with it all models that are on it lose theirs, at work or not."""
         device = _device_home(slot).device
         for other in self._slots.values():
-            if _device_home(other).device is device and not other.lost:
+            there = other.seat is None or other.seat.state in _THERE
+            if _device_home(other).device is device and there and not other.lost and not other.handed:
                 self._lose(other, error)
 
     def _lose(self, slot: Slot, error: DeviceError) -> None:
         """Let a slot's streams go on elsewhere, with what the bank has of their rows."""
         slot.lost = str(error)
         log.error("model=%s the device is lost, its streams go on without it: %s", slot.id, error)
+        if slot.seat is not None:
+            slot.seat.lose()
         home = _device_home(slot)
         home.lose()
         slot.leaving.clear()
-        while slot.guests:
-            self._return(slot, slot.guests.popleft(), brought=False)
+        self.dismiss(slot)
         if slot.scratch is not None:
             self._scratch[slot.id] = Scratch(home.most)
         for sequence in list(slot.running):
@@ -155,6 +175,22 @@ class Fallbacks:
             self._ledger.lost(slot, sequence, max(0, sequence.fed - kept))
             exile(slot, sequence, PassReason.DEVICE_LOST)
         self._plan_rearm(slot)
+
+    def dismiss(self, slot: Slot) -> None:
+        """Send chunks back that were meant for a slot's scratch region and are in no step yet."""
+        while slot.guests:
+            self._return(slot, slot.guests.popleft(), brought=False)
+
+    def miss(self, slot: Slot, error: DeviceError) -> None:
+        """A slot that was away could not come back because the device is lost: it comes when that does."""
+        slot.lost = str(error)
+        self._plan_rearm(slot)
+
+    def arrived(self, slot: Slot) -> None:
+        """Take in a slot that is on its device again."""
+        if slot.scratch is not None:
+            self._scratch[slot.id] = Scratch(slot.home.most)
+        self.passes[slot.id].reset()
 
     def retry(self, now: float) -> None:
         """Try devices again whose time has come, once nothing of theirs is in flight, and understudies."""
@@ -186,10 +222,11 @@ class Fallbacks:
             log.warning("model=%s is not on the device again: %s", slot.id, result)
             self._plan_rearm(slot)
             return
-        slot.home, slot.lost = result.home, ""
-        if slot.scratch is not None:
-            self._scratch[slot.id] = Scratch(slot.home.most)
-        self.passes[slot.id].reset()
+        slot.capture(result)
+        slot.lost, slot.back = "", time.monotonic()
+        if slot.seat is not None:
+            slot.seat.settle()
+        self.arrived(slot)
         log.info("model=%s is on the device again", slot.id)
 
     def _is_left(self, slot: Slot) -> bool:
@@ -199,7 +236,7 @@ class Fallbacks:
     def _reason(self, slot: Slot, sequence: Sequence, chunk: Chunk) -> PassReason:
         """Say why a chunk of a stream runs on the CPU; slot: the model's on the device."""
         start, stop = chunk.start, min(chunk.start + len(chunk.tokens), len(sequence.tokens) - 1)
-        if slot.scratch is not None and not slot.lost and start < stop:
+        if slot.scratch is not None and slot.serves and start < stop:
             refusal = self._refusal(slot, sequence, start, stop)
             self._scratch[slot.id].passed(sequence, start)
             if refusal is not None:
@@ -281,7 +318,7 @@ class Fallbacks:
             return self._strand(slot)
         full = outgrown(slot)
         for sequence in full:
-            self._evacuate(slot, sequence, PassReason.CAP)
+            self.evacuate(slot, sequence, PassReason.CAP)
         works = bool(full) or (slot.move is None and len(slot.home.moves) > 0)
         reason = routing.passing(slot)
         if slot.understudy is None:
@@ -319,7 +356,7 @@ class Fallbacks:
             return False
         del self._recalls[slot]
         sequence.moves -= 1
-        if slot.lost or sequence not in understudy.running:
+        if not slot.serves or sequence not in understudy.running:
             moved(understudy, sequence)
             return True
 
@@ -361,8 +398,11 @@ class Fallbacks:
             self._streams.end(slot, sequence, routing.too_long(slot, sequence))
         return bool(full or back or long)
 
-    def _evacuate(self, slot: Slot, sequence: Sequence, reason: PassReason) -> None:
-        """Take a stream off the device, with its rows where the bank has room for them."""
+    def evacuate(self, slot: Slot, sequence: Sequence, reason: PassReason | None) -> None:
+        """Take a stream off the device, with its rows where the bank has room for them.
+
+        reason: why it goes to the CPU; None: it waits until the device has it again.
+        """
 
         def out(moved: bool) -> None:
             if sequence not in slot.running or slot.lost:
@@ -371,6 +411,9 @@ class Fallbacks:
                 self._ledger.lost(slot, sequence, sequence.fed)
             slot.home.let_go(sequence, written=False)
             exile(slot, sequence, reason)
+            if reason is None:
+                slot.exiles.remove(sequence)
+                slot.returning.append(sequence)
 
         home = _device_home(slot)
         evacuate(home, home.bank, sequence, out, keep=home.keeps)

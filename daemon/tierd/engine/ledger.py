@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from tierd.errors import (
     TierdError,
     UnavailableError,
 )
-from tierd.metrics import Metrics
+from tierd.metrics import NO_MODEL, Metrics
 from tierd.slot import Slot, Step
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,30 @@ class Ledger:
         metrics.rows_discarded.labels(model).inc(discarded)
         metrics.logit_rows_read.labels(model).inc(rows_read)
 
+    def switched(self, incoming: Slot | None, seconds: Mapping[str, float], *, failed: bool) -> None:
+        """Note a switch that has ended. seconds: of its phases."""
+        model = NO_MODEL if incoming is None else incoming.id
+        self._metrics.switches.labels(model, "failed" if failed else "done").inc()
+        for phase, count in seconds.items():
+            self._metrics.switch_seconds.labels(phase).observe(count)
+
+    def forget(self, model: str) -> None:
+        """Forget a model that is not served any more; what was counted stays."""
+        self._service_s.pop(model, None)
+        metrics = self._metrics
+        if model in self._outcomes:
+            metrics.model_outcome.labels(model, self._outcomes.pop(model)).set(0)
+        for gauge in (
+            metrics.running,
+            metrics.waiting,
+            metrics.paused,
+            metrics.pages_used,
+            metrics.pages_cached,
+            metrics.pages_total,
+            metrics.on_device,
+        ):
+            gauge.labels(model).set(0)
+
     def closed(self, sequence: Sequence, event: TerminalEvent) -> None:
         """Note a request's end."""
         now, request = time.monotonic(), sequence.request
@@ -148,6 +173,7 @@ class Ledger:
         for model, state in snapshot.models.items():
             if self._outcomes.get(model) != state.outcome:
                 self._set_outcome(model, state.outcome)
+            self._metrics.on_device.labels(model).set(state.seat in ("on", "leaving"))
             self._metrics.running.labels(model).set(state.running)
             self._metrics.waiting.labels(model).set(state.waiting)
             self._metrics.paused.labels(model).set(state.paused)

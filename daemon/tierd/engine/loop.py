@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from tierd.backends.protocol import Result
@@ -28,10 +29,12 @@ from tierd.core import (
 )
 from tierd.engine import queue
 from tierd.engine.catalogue import Catalogue, describe
+from tierd.engine.dance import Dance
 from tierd.engine.fallbacks import Fallbacks
 from tierd.engine.flights import counting
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import (
+    Activate,
     Cancel,
     Drain,
     Flush,
@@ -40,11 +43,15 @@ from tierd.engine.messages import (
     Message,
     MoveDone,
     RearmDone,
+    Resume,
     StepDone,
     Stop,
     Submit,
+    SwitchDone,
     Taken,
     UnderstudyDone,
+    Unload,
+    UnloadDone,
 )
 from tierd.engine.readers import Readers
 from tierd.engine.runner import Device
@@ -68,6 +75,7 @@ from tierd.kv.spill import SpillDone
 from tierd.metrics import Metrics
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import Slot, Step
+from tierd.tier.status import TierStatus
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +98,8 @@ class Loop:
         metrics: Metrics,
         settings: Settings,
         bank: Bank | None,
+        tier: Callable[[], TierStatus] = TierStatus,
+        release: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.catalogue = Catalogue()
         self.snapshot = Snapshot()
@@ -104,6 +114,11 @@ class Loop:
         self._slots: dict[str, Slot] = {}  # by model
         self._everyone: dict[Slot, None] = {}  # understudies too; whose step was done longest ago comes first
         self._fallbacks = Fallbacks(inbox, self._ledger, metrics, self)
+        self._dance = Dance(
+            settings.switch, fallbacks=self._fallbacks, ledger=self._ledger, inbox=inbox, tier=tier
+        )
+        self._release = release
+        self._unloads: dict[str, Unload] = {}  # by model, until they are done
         self._devices: dict[str, Device] = {}
         self._live: dict[str, tuple[Slot, Sequence]] = {}  # by request, until its terminal event
         self._events: list[tuple[str, Event]] = []  # of this turn
@@ -127,7 +142,9 @@ class Loop:
         """Whether a worker or a runner is at work."""
         return (
             bool(self._loads)
+            or any(unload.model not in self._slots for unload in self._unloads.values())
             or self._fallbacks.busy
+            or self._dance.busy
             or any(slot.steps or slot.move is not None for slot in self._everyone)
         )
 
@@ -141,16 +158,19 @@ class Loop:
             self._emit(request_id, FailedEvent(error))
         for load in self._loads.values():
             load.loaded.set_exception(error)
+        for unload in self._unloads.values():
+            unload.unloaded.set_exception(error)
+        self._dance.stop()
         for drained in self._drains:
             drained.set_result(None)
         while not self._inbox.empty():
             match self._inbox.get():
                 case Submit(request):
                     self._emit(request.id, FailedEvent(error))
-                case Load(_, loaded):
-                    loaded.set_exception(error)
-                case Flush(_, freed):
-                    freed.set_exception(error)
+                case Load(loaded=future) | Unload(unloaded=future) | Activate(activated=future):
+                    future.set_exception(error)
+                case Flush(freed=future) | Resume(resumed=future):
+                    future.set_exception(error)
                 case Drain(drained):
                     drained.set_result(None)
         self._hand_over()
@@ -159,6 +179,7 @@ class Loop:
         """Wait for a message, or until someone has waited for too long; handle all that came."""
         due = [queue.deadline(slot, self._settings.queue) for slot in self._slots.values()]
         due += self._readers.deadline, None if self._stopping else self._fallbacks.deadline
+        due += self._dance.deadline, *(unload.until for unload in self._unloads.values() if not unload.late)
         first = min((end for end in due if end is not None), default=None)
         wait = None if first is None else min(max(0, first - time.monotonic()), LONGEST_WAIT_S)
         try:
@@ -172,8 +193,9 @@ class Loop:
         """Do what has become possible, and tell of it."""
         self._expire()
         self._feed()
-        while self._fallbacks.route():
+        while self._fallbacks.route() | self._dance.step():
             self._feed()
+        self._finish_unloads()
         self._publish()
 
     def _feed(self) -> None:
@@ -187,7 +209,7 @@ class Loop:
 
     def _feed_steps(self, device: Device, here: Ordered[Slot]) -> None:
         """Give the device steps, in turns that are fair to its models."""
-        ready = {slot.id: slot for slot in here if slot.has_room and not slot.lost and slot.has_work}
+        ready = {slot.id: slot for slot in here if slot.has_room and slot.serves and slot.has_work}
         while order := device.turns.order(ready):
             slot = ready[order[0]]
             step = schedule(slot)
@@ -278,8 +300,21 @@ class Loop:
                 self._fallbacks.understudied(slot, result)
             case RearmDone(slot, result):
                 self._fallbacks.rearmed(slot, result)
+            case SwitchDone():
+                self._dance.arrived(message)
             case Load():
                 self._load(message)
+            case Unload():
+                self._unload(message)
+            case UnloadDone(unload):
+                self._unloaded(unload)
+            case Activate(model):
+                if model in self._slots and model not in self._unloads:
+                    self._dance.activate(message)
+                else:
+                    message.activated.set_exception(self.catalogue.missing(model))
+            case Resume(resumed):
+                self._resume(resumed)
             case LoadDone(load, result):
                 self._loaded(load, result)
             case Flush():
@@ -290,13 +325,14 @@ class Loop:
             case Stop():
                 self._stopping = True
                 self._drain()
+                self._dance.stop()
                 for slot, sequence in list(self._live.values()):
                     self.end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
 
     def _submit(self, request: Request, submitted: float) -> None:
         try:
             slot = self._slots.get(request.model)
-            if slot is None or self._draining:
+            if slot is None or request.model not in self.catalogue.entries:
                 raise self.catalogue.missing(request.model)
             queue.check(request, slot)
             text = text_stream(slot.tokenizer, request.stop)
@@ -370,6 +406,8 @@ class Loop:
             load.loaded.set_exception(SettingsError(f"{model}: a model of that name is there already"))
             return
         self._loads[model] = load
+        if load.operation is not None:
+            load.operation.enter("open")
         self.catalogue = self.catalogue.extend(loading=self._loads)
         # A daemon: opening a file from a hung disk must not keep the process from ending.
         threading.Thread(target=self._open, args=(load,), name=f"tierd-load-{model}", daemon=True).start()
@@ -387,20 +425,110 @@ class Loop:
         self._inbox.put(LoadDone(load, result))
 
     def _loaded(self, load: Load, result: Slot | Exception) -> None:
-        del self._loads[load.settings.id]
         if isinstance(result, Slot) and self._draining:
             result.close()
+            self._release(result.id)
             result = UnavailableError(CLOSED)
-        if isinstance(result, Slot):
-            self._slots[result.id] = result
-            self._fallbacks.enter(result)
-            self.enter(result)
-            entry = describe(result)
+        if not isinstance(result, Slot):
+            self._fail_load(load, result)
+            return
+        self._slots[result.id] = result
+        self._fallbacks.enter(result)
+        self._dance.enter(result)
+        self.enter(result)
+        if not load.activate or result.seat is None or result.serves:
+            self._serve(load, result)
+            return
+        activated: Future[Mapping[str, float]] = Future()
+        activated.add_done_callback(partial(self._activated, load, result))
+        self._dance.activate(Activate(result.id, activated, load.operation))
+
+    def _activated(self, load: Load, slot: Slot, activated: Future[Mapping[str, float]]) -> None:
+        """A model that was loaded is on its device, or cannot be there: then it is removed again."""
+        error = activated.exception()
+        if error is None:
+            self._serve(load, slot)
+            return
+        unloaded: Future[None] = Future()
+        unloaded.add_done_callback(lambda _: self._fail_load(load, error))
+        self._unloads[slot.id] = Unload(slot.id, None, unloaded)
+
+    def _serve(self, load: Load, slot: Slot) -> None:
+        """Let requests come to a model that was loaded."""
+        del self._loads[slot.id]
+        entry = describe(slot)
+        if not self._draining:
             self.catalogue = self.catalogue.extend(entry, loading=self._loads)
-            load.loaded.set_result(entry)
-        else:
-            self.catalogue = self.catalogue.extend(loading=self._loads)
-            load.loaded.set_exception(result)
+        load.loaded.set_result(entry)
+
+    def _fail_load(self, load: Load, error: BaseException) -> None:
+        del self._loads[load.settings.id]
+        self.catalogue = self.catalogue.extend(loading=self._loads)
+        load.loaded.set_exception(error)
+
+    def _unload(self, unload: Unload) -> None:
+        model = unload.model
+        if model not in self._slots or model in self._loads or model in self._unloads:
+            unload.unloaded.set_exception(self.catalogue.missing(model))
+            return
+        self._unloads[model] = unload
+        self.catalogue = self.catalogue.without(model)
+        if unload.operation is not None:
+            unload.operation.enter("wait")
+
+    def _finish_unloads(self) -> None:
+        """Free models that are to go and whose streams have ended, once nothing works for them any more."""
+        now = time.monotonic()
+        for model, unload in list(self._unloads.items()):
+            slot = self._slots.get(model)
+            if slot is None:  # a worker has it
+                continue
+            if unload.until is not None and unload.until <= now:
+                unload.late = True
+                error = UnavailableError(f"{model}: it is being unloaded")
+                for place, sequence in list(self._live.values()):
+                    if place.id == model:
+                        self.end(place, sequence, FailedEvent(error))
+            both = [slot] if slot.understudy is None else [slot, slot.understudy]
+            if (
+                any(place.id == model for place, _ in self._live.values())
+                or any(each.steps or each.move or each.home.moves or each.leaving for each in both)
+                or self._fallbacks.works_for(slot)
+                or self._dance.holds(slot)
+            ):
+                continue
+            self._remove(slot, both)
+            if unload.operation is not None:
+                unload.operation.enter("free")
+            threading.Thread(
+                target=self._free, args=(slot, unload), name=f"tierd-unload-{model}", daemon=True
+            ).start()
+
+    def _remove(self, slot: Slot, both: Ordered[Slot]) -> None:
+        """Take a slot and its understudy out of all that the loop knows."""
+        del self._slots[slot.id]
+        for each in both:
+            self._everyone.pop(each, None)
+            self._devices[each.executor.name].turns.leave(each.id)
+        self._dance.forget(slot)
+        self._fallbacks.forget(slot)
+        self._ledger.forget(slot.id)
+        if self._bank is not None:
+            self._bank.flush(slot.id)
+
+    def _free(self, slot: Slot, unload: Unload) -> None:
+        """Run in a worker thread, which alone has the slot now."""
+        try:
+            slot.close()
+            self._release(slot.id)
+        except Exception:
+            log.exception("model=%s could not be freed", slot.id)
+        self._inbox.put(UnloadDone(unload))
+
+    def _unloaded(self, unload: Unload) -> None:
+        del self._unloads[unload.model]
+        log.info("model=%s is unloaded", unload.model)
+        unload.unloaded.set_result(None)
 
     def _flush(self, flush: Flush) -> None:
         if flush.model is not None and flush.model not in self._slots:
@@ -411,6 +539,18 @@ class Loop:
         for model, pages in freed.items():
             log.info("model=%s flushed the prefix cache, %d pages", model, pages)
         flush.freed.set_result(sum(freed.values()))
+
+    def _resume(self, resumed: Future[None]) -> None:
+        if self._stopping:
+            resumed.set_exception(UnavailableError(CLOSED))
+            return
+        self._draining = False
+        ready = [slot for model, slot in self._slots.items() if model not in (self._loads | self._unloads)]
+        self.catalogue = Catalogue().extend(*map(describe, ready), loading=self._loads)
+        for drained in self._drains:
+            drained.set_exception(UnavailableError("the drain was called off: requests are admitted again"))
+        self._drains.clear()
+        resumed.set_result(None)
 
     def _drain(self) -> None:
         self._draining = True
@@ -436,7 +576,7 @@ class Loop:
         self._events.append((request_id, event))
 
     def _publish(self) -> None:
-        self.snapshot = observe(self._slots.values(), self._fallbacks.passes, self._bank)
+        self.snapshot = observe(self._slots.values(), self._fallbacks.passes, self._bank, self._dance)
         self._ledger.published(self.snapshot)
         self._hand_over()
         if self._draining and not self._live:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tierd.backends.protocol import Result
 from tierd.core import Request
 from tierd.engine.catalogue import CatalogueEntry
+from tierd.engine.operation import Operation
+from tierd.errors import TierdError
 from tierd.kv.moves import Move
 from tierd.kv.spill import SpillDone
 from tierd.settings import ModelSettings
 from tierd.slot import Placed, Slot, Step
+
+if TYPE_CHECKING:
+    from tierd.engine.switch import Switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +46,39 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Open a model; `loaded` tells how that went."""
+    """Open a model; `loaded` tells how that went.
+
+    activate: bring it to its device too, whoever must leave.
+    """
 
     settings: ModelSettings
     loaded: Future[CatalogueEntry]
+    operation: Operation | None = None
+    activate: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Unload:
+    """Serve a model no more; `unloaded` is done once all of it is freed.
+
+    until: when streams that still run are ended, monotonic seconds; None: they are waited for. late: it has
+    been.
+    """
+
+    model: str
+    until: float | None
+    unloaded: Future[None]
+    operation: Operation | None = None
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Bring a model to its device now; `activated` gets the seconds of each phase, none if it was there."""
+
+    model: str
+    activated: Future[Mapping[str, float]]
+    operation: Operation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +94,13 @@ class Drain:
     """Admit nothing more; `drained` is done once the last stream has ended."""
 
     drained: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Admit requests again after a Drain."""
+
+    resumed: Future[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +151,37 @@ class RearmDone:
     result: Placed | Exception
 
 
+@dataclass(slots=True, eq=False)
+class SwitchDone:
+    """A worker is through with the phases of a switch that are its.
+
+    placed: models that are on the device now, the newcomer or, where that failed, those who left before.
+    seconds: by phase. error: why it failed.
+    """
+
+    switch: Switch
+    placed: dict[Slot, Placed] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    error: TierdError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadDone:
+    """A worker has freed what a model had."""
+
+    unload: Unload
+
+
 Message = (
     Submit
     | Cancel
     | Taken
     | Load
+    | Unload
+    | Activate
     | Flush
     | Drain
+    | Resume
     | Stop
     | LoadDone
     | StepDone
@@ -122,4 +189,6 @@ Message = (
     | SpillDone
     | UnderstudyDone
     | RearmDone
+    | SwitchDone
+    | UnloadDone
 )

@@ -68,11 +68,14 @@ def join(slot: Slot, sequence: Sequence, settings: QueueSettings, service_s: flo
 
 
 def deadline(slot: Slot, settings: QueueSettings) -> float | None:
-    """Return when the first that cannot run will have waited too long, monotonic seconds. Pure."""
+    """Return when the first that cannot run will have waited too long, monotonic seconds. Pure.
+
+    While its model is away from the device, and before it was back, nobody waits in vain.
+    """
     first = ready(slot)
-    if not settings.timeout_s or first == len(slot.waiting):
+    if not settings.timeout_s or first == len(slot.waiting) or slot.awaited:
         return None
-    return slot.waiting[first].submitted + settings.timeout_s
+    return max(slot.waiting[first].submitted, slot.back) + settings.timeout_s
 
 
 def overdue(slot: Slot, settings: QueueSettings, now: float) -> Sequence | None:
@@ -105,4 +108,6 @@ def _obstacle(slot: Slot) -> str:
         return f"all of the model's streams ({slot.settings.streams}) are taken"
     if slot.lost:
         return "the device is lost, and the CPU cannot have it"
+    if slot.barred is not None:
+        return f"{slot.barred.words}, and the CPU cannot have it"
     return f"the first in it waits for {slot.home.lack(islice(slot.waiting, count + 1))}"

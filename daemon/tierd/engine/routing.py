@@ -26,6 +26,8 @@ def passing(slot: Slot) -> PassReason | None:
         return PassReason.CAP
     if len(first.tokens) > slot.longest:
         return PassReason.CONTINUATION
+    if not slot.serves:
+        return slot.barred
     room = slot.home.room
     return PassReason.UNHOMED if room.used == room.total else None
 
@@ -38,6 +40,8 @@ def still_passing(slot: Slot, sequence: Sequence) -> PassReason:
         return reason
     if slot.lost:
         return PassReason.DEVICE_LOST
+    if not slot.serves:
+        return slot.barred or PassReason.AWAY
     room = slot.home.room
     return PassReason.UNHOMED if room.used == room.total else PassReason.PAGED
 
@@ -48,27 +52,40 @@ def returnable(slot: Slot, staying: Collection[Sequence]) -> Sequence | None:
     staying: those that are not.
     """
     understudy, room = slot.understudy, slot.home.room
-    if understudy is None or slot.lost or slot.first is not None or room.used == room.total:
+    if understudy is None or not slot.serves or slot.first is not None or room.used == room.total:
         return None
     for sequence in understudy.running:
-        request = sequence.request
         if (
-            request.max_tokens - sequence.generated >= _WORTH_RETURNING
-            and len(request.prompt) + request.max_tokens <= slot.home.most
-            and len(sequence.tokens) <= slot.longest
+            _is_worth_returning(slot, sequence)
             and slot.home.can_admit(sequence)
             and not sequence.moves
-            and not sequence.paused
             and sequence not in staying
         ):
             return sequence
     return None
 
 
+def wishes(slot: Slot) -> bool:
+    """Whether any of a model's streams on the CPU would come back to the device if the model did."""
+    return slot.understudy is not None and any(
+        _is_worth_returning(slot, sequence) for sequence in slot.understudy.running
+    )
+
+
+def _is_worth_returning(slot: Slot, sequence: Sequence) -> bool:
+    request = sequence.request
+    return (
+        request.max_tokens - sequence.generated >= _WORTH_RETURNING
+        and len(request.prompt) + request.max_tokens <= slot.home.most
+        and len(sequence.tokens) <= slot.longest
+        and not sequence.paused
+    )
+
+
 def fitting(slot: Slot, waiting: Ordered[Sequence]) -> int:
     """Return how many of those who wait, from the first on, could be admitted now, wherever."""
     short = list(takewhile(lambda sequence: len(sequence.tokens) <= slot.longest, waiting))
-    there = 0 if slot.lost else slot.home.fitting(short)
+    there = slot.home.fitting(short) if slot.serves or slot.awaited else 0
     if slot.understudy is not None:
         there += slot.understudy.home.fitting(waiting[there:])
     return there

@@ -69,7 +69,7 @@ def can_admit(slot: Slot) -> bool:
     first = slot.first
     return (
         first is not None
-        and not slot.lost
+        and slot.serves
         and slot.occupied - len(slot.returning) < slot.settings.streams
         and len(first.tokens) <= slot.longest
         and slot.home.can_admit(first)
@@ -223,7 +223,7 @@ def settle(slot: Slot, step: Step, *, failed: bool) -> None:
             slot.home.settled(sequence)
 
 
-def moved(slot: Slot, sequence: Sequence) -> None:
+def moved(slot: Slot, sequence: Sequence | None) -> None:
     """Note that a move of a sequence's rows is over; give back its pages if it has left meanwhile."""
     if sequence in slot.leaving:
         _let_go(slot, sequence)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tierd.core import PassReason, Sequence
 from tierd.kv.bank import Bank
-from tierd.kv.home import Home, Room
+from tierd.kv.home import Room
 from tierd.slot import Slot
 from tierd.tier.device_home import DeviceHome
 from tierd.tier.passes import Passes
 from tierd.tier.regions import RegionView
+
+if TYPE_CHECKING:
+    from tierd.engine.dance import Dance
+    from tierd.engine.switch import Switch
 
 
 class RegionState(enum.StrEnum):
@@ -51,8 +56,8 @@ class SessionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One running stream. region: where its K/V is on the device, None: in pages of the host.
 
     positions: fed so far. prompt, generated: tokens. paused: its client does not keep up. moving: it waits
-    for its rows, which are on their way to another place. reason: why it is on the CPU, though meant for the
-    GPU; None where it is not.
+    for its rows, which are on their way to another place. away: it waits for its model to be back. reason:
+    why it is on the CPU, though meant for the GPU; None where it is not.
     """
 
     request: str
@@ -62,6 +67,7 @@ class SessionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     generated: int
     paused: bool = False
     moving: bool = False
+    away: bool = False
     reason: PassReason | None = None
 
 
@@ -81,10 +87,25 @@ class BankSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchSnapshot:
+    """A switch that is going on. incoming: who comes, None when a model only leaves. outgoing: who leave.
+
+    since: monotonic seconds.
+    """
+
+    incoming: str | None
+    outgoing: tuple[str, ...]
+    phase: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSnapshot:
     """One model's streams and K/V pages. pages_free + pages_used + pages_cached = pages_total.
 
     outcome, device, decline: where the model runs, and why not on the device; see `slot.Placed`.
+    seat: how it stands with a device that models take turns on: on, leaving, away, arriving or lost; "" where
+    it is not for one.
     paused: those of the running streams whose clients do not keep up.
     pages_used: held by streams. pages_cached: held by the prefix cache alone, which gives them up for
     others. pages_reserved: free or cached pages that are promised to running streams.
@@ -97,6 +118,7 @@ class ModelSnapshot:
     outcome: str
     device: str
     decline: str
+    seat: str = ""
     running: int
     paused: int
     waiting: int
@@ -116,22 +138,46 @@ class ModelSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All models that are loaded, by id, and what they share."""
+    """All models that are loaded, by id, and what they share. switches: done since the start."""
 
     models: Mapping[str, ModelSnapshot] = field(default_factory=dict)
     bank: BankSnapshot = field(default_factory=BankSnapshot)
+    switch: SwitchSnapshot | None = None
+    switches: int = 0
 
 
 def observe(
     slots: Iterable[Slot],
     passes: Mapping[str, Passes] | None = None,
     bank: Bank | None = None,
+    dance: Dance | None = None,
 ) -> Snapshot:
     """Return how things stand. Called on the engine thread. passes: by model."""
     passes = passes or {}
     return Snapshot(
         {slot.id: _model(slot, passes.get(slot.id)) for slot in slots},
         BankSnapshot() if bank is None else _bank(bank),
+        None if dance is None or dance.switch is None else _switch(dance.switch),
+        0 if dance is None else dance.switches,
+    )
+
+
+# How a state of a seat is called where what its model can do is all that matters.
+_SEATS = {"dropped": "away", "restored": "arriving", "armed": "arriving"}
+
+
+def _seat(slot: Slot) -> str:
+    if slot.seat is None:
+        return ""
+    return "lost" if slot.lost else _SEATS.get(slot.seat.state, str(slot.seat.state))
+
+
+def _switch(switch: Switch) -> SwitchSnapshot:
+    return SwitchSnapshot(
+        incoming=None if switch.incoming is None else switch.incoming.id,
+        outgoing=tuple(slot.id for slot in switch.outgoing),
+        phase=switch.phase,
+        since=switch.began,
     )
 
 
@@ -141,6 +187,7 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
         outcome="cpu" if slot.lost else slot.outcome,
         device="" if slot.lost else slot.device,
         decline=slot.lost or slot.decline,
+        seat=_seat(slot),
         running=len(streams),
         paused=sum(sequence.paused for sequence in streams),
         waiting=len(slot.waiting),
@@ -154,7 +201,7 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
         prefill_window=slot.executor.max_rows,
         prefill_continues=slot.executor.prefill_continues,
         regions=_regions(slot, home) if isinstance(home, DeviceHome) else (),
-        sessions=tuple(_session(home, sequence) for sequence in streams),
+        sessions=tuple(_session(slot, sequence) for sequence in streams),
         passes={} if passes is None else passes.status,
     )
 
@@ -178,7 +225,8 @@ def _region(view: RegionView[Sequence], used: float | None) -> RegionSnapshot:
     )
 
 
-def _session(home: Home, sequence: Sequence) -> SessionSnapshot:
+def _session(slot: Slot, sequence: Sequence) -> SessionSnapshot:
+    home = slot.home
     region = home.regions.region_of(sequence) if isinstance(home, DeviceHome) else None
     return SessionSnapshot(
         request=sequence.request.id,
@@ -188,6 +236,7 @@ def _session(home: Home, sequence: Sequence) -> SessionSnapshot:
         generated=sequence.generated,
         paused=sequence.paused,
         moving=sequence.moves > 0 or sequence.saved is not None,
+        away=not slot.serves and sequence in slot.returning,
         reason=sequence.passes,
     )
 

@@ -40,6 +40,10 @@ class Turns:
         """Let a model take part from now on."""
         self._accounts[model] = Account(weight, self._now)
 
+    def leave(self, model: str) -> None:
+        """Forget a model that has no turn."""
+        self._accounts.pop(model, None)
+
     def order(self, candidates: Iterable[str]) -> list[str]:
         """Return who of the models that have work for another turn may go next, the best first. Pure.
 

@@ -175,6 +175,12 @@ class Bank:
         elif entry in self._entries:
             self._remove(entry)
 
+    def turn_away(self, model: str, origin: str, tokens: Tokens) -> None:
+        """Count a parked conversation for which there was no room as one that was dropped."""
+        entry = Banked(model, origin, (), 0, live=False)
+        entry.packed = pack(tokens)
+        self._count_drop(entry)
+
     def flush(self, model: str | None = None) -> int:
         """Close all parked entries, of one model or of all; return how many there were."""
         gone = [

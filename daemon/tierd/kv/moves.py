@@ -27,12 +27,12 @@ class Slice:
 class Move:
     """Positions start to stop - 1 of every layer, into pages (`inward`) or out of them.
 
-    sequence: whose pages they are. layers: the rows outside, of these positions and perhaps some behind, by
-    layer, shape (positions, bytes of one).
+    sequence: who waits for it, None when nobody does. layers: the rows outside, of these positions and
+    perhaps some behind, by layer, shape (positions, bytes of one).
     finish: called on the engine thread once, told whether all of it has been moved. left: slices to come.
     """
 
-    sequence: Sequence
+    sequence: Sequence | None
     pages: tuple[int, ...]
     layers: Ordered[npt.NDArray[np.uint8]]
     start: int

@@ -11,12 +11,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import islice
-
-import numpy as np
-import numpy.typing as npt
 
 from tierd.backends.protocol import Executor
 from tierd.core import Request, SavedRows, Sequence
@@ -170,6 +166,30 @@ class DeviceHome:
             self._forget(claim)
         return len(going)
 
+    def vacate(self) -> None:
+        """Have the rows of parked conversations brought to the bank, those used last if not all have room.
+
+        Their regions are free once that is done. ValueError while a claim is pinned; no stream lives here.
+        """
+        going: list[tuple[int, Packed, Banked]] = []
+        for claim in self.regions.claims():
+            tokens = self.regions.packed_of(claim)
+            if self._is_banked(tokens):
+                self._forget(claim)
+        for claim in reversed(self.regions.claims()):
+            tokens = self.regions.packed_of(claim)
+            entry = self._bank_entry(tokens)
+            if entry is None:
+                self._forget(claim)
+            else:
+                going.append((self.regions.leave(claim), tokens, entry))
+        for region, tokens, entry in reversed(going):
+
+            def out(region: int = region) -> None:
+                self.regions.release(region)
+
+            self._bank_rows(None, region, tokens, entry, out)
+
     def rescue(self, sequence: Sequence) -> SavedRows | None:
         """Return what the bank has of a stream whose region is lost; None when it has nothing."""
         found = self.bank.find(self._model, self.origin, _opening_of(sequence))
@@ -234,26 +254,17 @@ class DeviceHome:
         if self._is_banked(tokens):
             then()
             return
-        row_bytes = self.executor.row_bytes
-        entry = self.bank.open(self._model, self.origin, row_bytes, len(tokens), live=False)
+        entry = self._bank_entry(tokens)
         if entry is None:
-            self._lose_claim(tokens)
             then()
             return
 
-        flushes = self._flushes
-
-        def out(moved: bool) -> None:
+        def out() -> None:
             sequence.moves -= 1
-            if moved and self._flushes == flushes:
-                self.bank.keep(entry, tokens)
-            else:
-                self.bank.close(entry)
-                self._lose_claim(tokens)
             then()
 
         sequence.moves += 1
-        self._move(sequence, entry.layers, len(tokens), out, inward=False)
+        self._bank_rows(sequence, sequence.pages[0], tokens, entry, out)
 
     def _fill(self, sequence: Sequence, opening: _Opening) -> None:
         """Bring the rows that are held into a stream's region."""
@@ -280,8 +291,35 @@ class DeviceHome:
         """Return how many more tokens than are known had rows once."""
         return max(0, self._gone.find(self._model, self.origin, tokens, known + 1) - known)
 
-    def _lose_claim(self, tokens: Packed) -> None:
-        self._gone.note(self._model, self.origin, tokens)
+    def _bank_entry(self, tokens: Packed) -> Banked | None:
+        """Return an entry of the bank for the rows of a parked conversation; without room they are lost."""
+        row_bytes = self.executor.row_bytes
+        entry = self.bank.open(self._model, self.origin, row_bytes, len(tokens), live=False)
+        if entry is None:
+            self.bank.turn_away(self._model, self.origin, tokens)
+        return entry
+
+    def _bank_rows(
+        self,
+        sequence: Sequence | None,
+        region: int,
+        tokens: Packed,
+        entry: Banked,
+        then: Callable[[], None],
+    ) -> None:
+        """Have a region's rows brought into an entry, to be kept there; sequence: who waits for that."""
+        flushes = self._flushes
+
+        def out(moved: bool) -> None:
+            if moved and self._flushes == flushes:
+                self.bank.touch(entry)
+                self.bank.keep(entry, tokens)
+            else:
+                self.bank.close(entry)
+                self._gone.note(self._model, self.origin, tokens)
+            then()
+
+        self.moves.append(Move(sequence, (region,), entry.layers, 0, len(tokens), inward=False, finish=out))
 
     def _hold(self, opening: _Opening) -> None:
         """See to it that known rows stay."""
@@ -347,30 +385,10 @@ class DeviceHome:
                 sequence.mixed = sequence.fed > 0 and saved.origin != self.origin
                 saved.close()
 
-            self._move(sequence, saved.layers, positions, arrived, inward=True)
+            pages = tuple(sequence.pages)
+            self.moves.append(Move(sequence, pages, saved.layers, 0, positions, inward=True, finish=arrived))
 
         saved.fetch(fetched)
-
-    def _move(
-        self,
-        sequence: Sequence,
-        layers: Ordered[npt.NDArray[np.uint8]],
-        positions: int,
-        finish: Callable[[bool], None],
-        *,
-        inward: bool,
-    ) -> None:
-        self.moves.append(
-            Move(
-                sequence=sequence,
-                pages=tuple(sequence.pages),
-                layers=layers,
-                start=0,
-                stop=positions,
-                inward=inward,
-                finish=finish,
-            )
-        )
 
     def _begin(self, sequence: Sequence, positions: int) -> None:
         sequence.fed, sequence.mixed = positions, False

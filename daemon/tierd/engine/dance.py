@@ -1,0 +1,376 @@
+"""Who is on the device: models that do not fit there together take turns, by `tier.dance`'s rules.
+
+One switch at a time. An administrator's wish comes before what the rules say. A model that could not be put
+on the device is barred from it for a while: its streams go to the CPU meanwhile, or wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from tierd.core import PassReason, Sequence
+from tierd.engine import routing
+from tierd.engine.fallbacks import Fallbacks
+from tierd.engine.ledger import Ledger
+from tierd.engine.messages import Activate, Message, SwitchDone
+from tierd.engine.operation import Operation
+from tierd.engine.switch import Switch
+from tierd.errors import (
+    DeviceLostError,
+    DeviceMemoryError,
+    DeviceTimeoutError,
+    NoDeviceError,
+    TierdError,
+    UnavailableError,
+)
+from tierd.kv.sizing import mib
+from tierd.settings import SwitchSettings
+from tierd.slot import Slot
+from tierd.tier.dance import Rules, Standing, make_room, next_look, next_switch
+from tierd.tier.status import TierStatus
+
+log = logging.getLogger(__name__)
+
+# A model stays for at least so many times as long as the last switch took.
+_HOLD = 4.0
+# How long a model is barred that could not be put on the device; twice as long each time.
+_BAR_S, _LONGEST_BAR_S = 5.0, 60.0
+# A device's memory is asked about no more often.
+_BUDGET_S = 0.2
+
+
+@dataclass(slots=True)
+class _Bar:
+    """until: monotonic seconds. tries: in vain, in a row."""
+
+    until: float
+    tries: int
+    reason: PassReason
+
+
+class Dance:
+    """The switches of one device. switch: the one that is going on. switches: how many were done."""
+
+    def __init__(
+        self,
+        settings: SwitchSettings,
+        *,
+        fallbacks: Fallbacks,
+        ledger: Ledger,
+        inbox: SimpleQueue[Message],
+        tier: Callable[[], TierStatus],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """tier: tells how the device stands. clock: tells monotonic seconds."""
+        self.switch: Switch | None = None
+        self.switches = 0
+        self.deadline: float | None = None
+        self._settings = settings
+        self._fallbacks = fallbacks
+        self._ledger = ledger
+        self._inbox = inbox
+        self._tier = tier
+        self._clock = clock
+        self._slots: dict[str, Slot] = {}  # those with a seat
+        self._wanted: deque[Activate] = deque()
+        self._wanting: Activate | None = None  # what the switch is for
+        self._arrived: dict[Slot, float] = {}
+        self._kept: dict[Slot, float] = {}  # until when those stay that an administrator has brought
+        self._used: dict[Slot, float] = {}  # when there was a stream last
+        self._asked: dict[Slot, float] = {}  # since when streams wait for those that are away
+        self._wished: dict[Slot, float] = {}  # since when streams on the CPU would come back
+        self._bars: dict[Slot, _Bar] = {}
+        self._alone: set[Slot] = set()  # those that memory in pieces had no room for beside others
+        self._stopped = False
+        self._last_s = 0.0  # what the last switch took
+        self._budget = (0.0, 0)  # when it was asked for, bytes
+
+    @property
+    def busy(self) -> bool:
+        """Whether a worker is at work."""
+        return self.switch is not None and self.switch.at_work
+
+    def enter(self, slot: Slot) -> None:
+        """Take in a slot that was loaded."""
+        if slot.seat is not None:
+            self._slots[slot.id] = slot
+            self._arrived[slot] = self._used[slot] = self._clock()
+
+    def holds(self, slot: Slot) -> bool:
+        """Whether a slot takes part in the switch that is going on."""
+        return self.switch is not None and self.switch.involves(slot)
+
+    def forget(self, slot: Slot) -> None:
+        """Forget a slot that is not served any more."""
+        self._slots.pop(slot.id, None)
+        for known in (self._arrived, self._kept, self._used, self._asked, self._wished, self._bars):
+            known.pop(slot, None)
+        self._alone.discard(slot)
+        for wanted in [wanted for wanted in self._wanted if wanted.model == slot.id]:
+            self._wanted.remove(wanted)
+            wanted.activated.set_exception(UnavailableError(f"{slot.id}: it was unloaded meanwhile"))
+
+    def activate(self, wanted: Activate) -> None:
+        """Bring a model to the device as soon as no other switch is going on."""
+        if wanted.operation is not None:
+            wanted.operation.enter("wait")
+        self._wanted.append(wanted)
+
+    def stop(self) -> None:
+        """Begin no switch any more, and end one that nothing has left for yet."""
+        error = UnavailableError("the server is shutting down")
+        while self._wanted:
+            self._wanted.popleft().activated.set_exception(error)
+        if self.switch is not None and self.switch.phase in ("pause", "hydrate"):
+            self.switch.call_off(error)
+            self._settle(self.switch)
+        self._stopped = True
+
+    def arrived(self, done: SwitchDone) -> None:
+        """Take in what a worker has done for the switch."""
+        done.switch.arrive(done)
+
+    def step(self) -> bool:
+        """Do what has become possible. Returns whether streams or rows can go on by that."""
+        self.deadline, now = None, self._clock()
+        if self.switch is not None:
+            self._look(now)
+            changed = self.switch.advance()
+            if self.switch.ended:
+                self._settle(self.switch)
+            return changed
+        if self._stopped:
+            return False
+        if self._wanted or self._settings.idle_s or any(not slot.serves for slot in self._slots.values()):
+            self._look(now)
+            return self._begin_wanted() or self._begin_due(now)
+        self._note_use(now)
+        return False
+
+    def _note_use(self, now: float) -> None:
+        for slot in self._slots.values():
+            if _is_busy(slot):
+                self._used[slot] = now
+
+    def _look(self, now: float) -> None:
+        """Note who is in use, who is waited for, and who cannot come."""
+        self._note_use(now)
+        standings = {standing.model: standing for standing in self._standings(now)}
+        budget = self._room(now)
+        for slot in self._slots.values():
+            if slot.serves or slot.lost or self.holds(slot):
+                self._asked.pop(slot, None)
+                self._wished.pop(slot, None)
+                slot.barred = None
+                continue
+            bar = self._bars.get(slot)
+            if self._fallbacks.recovers:
+                slot.barred = PassReason.DEVICE_LOST
+            elif bar is not None and now < bar.until:
+                slot.barred = bar.reason
+            elif make_room(standings.values(), budget, slot.id) is None:
+                slot.barred = PassReason.NO_ROOM
+            else:
+                slot.barred = None
+            _note(self._asked, slot, now, _is_waited_for(slot))
+            _note(self._wished, slot, now, routing.wishes(slot))
+            if self._settings.resume == "cpu" and not slot.stranded:
+                self._send_to_cpu(slot)
+
+    def _send_to_cpu(self, slot: Slot) -> None:
+        """Let streams go on at the CPU that were on their way back when their model left."""
+        for sequence in slot.returning:
+            sequence.passes = PassReason.AWAY
+        slot.exiles.extend(slot.returning)
+        slot.returning.clear()
+
+    def _standings(self, now: float) -> list[Standing]:
+        return [self._standing(slot, now) for slot in self._slots.values() if not slot.lost]
+
+    def _standing(self, slot: Slot, now: float) -> Standing:
+        seat = slot.seat
+        assert seat is not None
+        bar = self._bars.get(slot)
+        return Standing(
+            model=slot.id,
+            bytes=max(seat.bytes, self._all_but_pinned) if slot in self._alone else seat.bytes,
+            on=slot.serves,
+            pinned=slot.settings.pin,
+            arrived=self._arrived[slot],
+            busy=slot.serves and (_is_busy(slot) or now < self._kept.get(slot, 0.0)),
+            used=self._used[slot],
+            asked=self._asked.get(slot),
+            wished=self._wished.get(slot),
+            barred=bar.until if bar is not None else 0.0,
+        )
+
+    @property
+    def _all_but_pinned(self) -> int:
+        pinned = (slot for slot in self._slots.values() if slot.settings.pin and slot.serves)
+        return self._budget[1] - sum(slot.seat.bytes for slot in pinned if slot.seat is not None)
+
+    @property
+    def _rules(self) -> Rules:
+        settings = self._settings
+        return Rules(
+            hold_s=max(settings.min_hold_s, _HOLD * self._last_s),
+            max_wait_s=settings.max_wait_s,
+            idle_s=settings.idle_s,
+        )
+
+    def _room(self, now: float) -> int:
+        """Return the bytes that these models may take, without what others have reserved."""
+        if now - self._budget[0] >= _BUDGET_S or not self._budget[0]:
+            status = self._tier()
+            others = sum(size for model, size in status.reservations.items() if model not in self._slots)
+            self._budget = now, status.budget - others
+        return self._budget[1]
+
+    def _begin_wanted(self) -> bool:
+        """Begin what an administrator wants; return whether a switch has begun."""
+        while self._wanted:
+            wanted = self._wanted.popleft()
+            now = self._clock()
+            try:
+                outgoing = self._outgoing_for(wanted.model, now)
+            except TierdError as error:
+                wanted.activated.set_exception(error)
+                continue
+            slot = self._slots[wanted.model]
+            if slot.serves:
+                self._kept[slot] = now + self._rules.hold_s
+                wanted.activated.set_result({})
+                continue
+            self._wanting = wanted
+            self._begin(slot, outgoing, forced=True, operation=wanted.operation)
+            return True
+        return False
+
+    def _outgoing_for(self, model: str, now: float) -> tuple[str, ...]:
+        """Return who must leave for a model. Raises TierdError where it cannot come."""
+        slot = self._slots.get(model)
+        if slot is None:
+            raise NoDeviceError(f"{model} is not for a GPU: it was loaded on the CPU; GET /slots says why")
+        if slot.lost or self._fallbacks.recovers:
+            raise DeviceLostError(f"{model} cannot come to the device: {slot.lost or 'it is lost'}")
+        outgoing = make_room(self._standings(now), self._room(now), model)
+        if outgoing is None:
+            assert slot.seat is not None
+            raise DeviceMemoryError(
+                f"{model} cannot come to the device: it needs {mib(slot.seat.bytes)} of "
+                f"{mib(self._room(now))}, and models that are pinned do not leave; unpin one, or raise "
+                "gpu.vram_limit_mb"
+            )
+        return outgoing
+
+    def _begin_due(self, now: float) -> bool:
+        """Begin the switch that is due by the rules, if one is, else note when that may change."""
+        if self._fallbacks.recovers:
+            return False
+        standings, budget, rules = self._standings(now), self._room(now), self._rules
+        due = next_switch(standings, budget, rules, now)
+        if due is not None:
+            incoming = None if due.incoming is None else self._slots[due.incoming]
+            self._begin(incoming, due.outgoing)
+            return True
+        ends = [next_look(standings, budget, rules, now)]
+        ends += [end for end in self._kept.values() if end > now]
+        ends += [bar.until for bar in self._bars.values() if bar.until > now]
+        self.deadline = min((end for end in ends if end is not None), default=None)
+        return False
+
+    def _begin(
+        self,
+        incoming: Slot | None,
+        outgoing: Iterable[str],
+        *,
+        forced: bool = False,
+        operation: Operation | None = None,
+    ) -> None:
+        leaving = [self._slots[model] for model in outgoing]
+        log.info(
+            "switch: %s leaves the device, %s comes",
+            ", ".join(slot.id for slot in leaving) or "nobody",
+            "nobody" if incoming is None else incoming.id,
+        )
+        self.switch = Switch(
+            incoming,
+            leaving,
+            resume=self._settings.resume,
+            fallbacks=self._fallbacks,
+            inbox=self._inbox,
+            operation=operation,
+            forced=forced,
+        )
+
+    def _settle(self, switch: Switch) -> None:
+        """Book a switch that has ended."""
+        self.switch, now = None, self._clock()
+        self._budget = (0.0, 0)
+        wanting, self._wanting = self._wanting, None
+        self._ledger.switched(switch.incoming, switch.seconds, failed=switch.error is not None)
+        for slot in (*switch.outgoing, *([] if switch.incoming is None else [switch.incoming])):
+            if slot.serves:
+                self._arrived[slot] = now
+            if not slot.serves or slot is not switch.incoming:
+                self._kept.pop(slot, None)
+        if switch.error is not None:
+            self._failed(switch, switch.error, now)
+        else:
+            self.switches += 1
+            if switch.incoming is not None:
+                self._last_s = now - switch.began
+                self._bars.pop(switch.incoming, None)
+                if switch.forced:
+                    self._kept[switch.incoming] = now + self._rules.hold_s
+            phases = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in switch.seconds.items())
+            log.info("switch: done in %.2f s (%s)", now - switch.began, phases)
+        if wanting is not None:
+            _answer(wanting.activated, switch)
+
+    def _failed(self, switch: Switch, error: TierdError, now: float) -> None:
+        log.error("switch: failed: %s", error)
+        slot = switch.incoming
+        if slot is None or slot.serves or isinstance(error, UnavailableError):
+            return
+        if isinstance(error, DeviceLostError | DeviceTimeoutError):
+            if not slot.lost and not self._fallbacks.recovers:
+                self._fallbacks.miss(slot, error)
+            return
+        if isinstance(error, DeviceMemoryError):
+            self._alone.add(slot)
+        tries = self._bars[slot].tries + 1 if slot in self._bars else 0
+        until = now + min(_BAR_S * 2**tries, _LONGEST_BAR_S)
+        self._bars[slot] = _Bar(until, tries, PassReason.NO_ROOM)
+
+
+def _answer(future: Future[Mapping[str, float]], switch: Switch) -> None:
+    if switch.error is not None:
+        future.set_exception(switch.error)
+    else:
+        future.set_result(dict(switch.seconds))
+
+
+def _is_busy(slot: Slot) -> bool:
+    """Whether a slot's streams have rows for the device, or wait to have."""
+    return bool(slot.steps) or _is_waited_for(slot, slot.running)
+
+
+def _is_waited_for(slot: Slot, running: Iterable[Sequence] = ()) -> bool:
+    """Whether a stream wants the device whose client keeps up."""
+    return any(
+        not sequence.paused for streams in (running, slot.returning, slot.waiting) for sequence in streams
+    )
+
+
+def _note(since: dict[Slot, float], slot: Slot, now: float, holds: bool) -> None:
+    if holds:
+        since.setdefault(slot, now)
+    else:
+        since.pop(slot, None)
