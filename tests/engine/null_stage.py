@@ -28,7 +28,7 @@ class NullMarks:
 
 @dataclass
 class NullStage:
-    """broken: errors that the next tries to arm meet. armed: models, in the order in which they were armed."""
+    """broken: errors that the next tries to arm meet. armed: models, in the order in which they came."""
 
     budget: int
     broken: list[Exception] = field(default_factory=list)

@@ -122,11 +122,16 @@ class Dance:
             wanted.operation.enter("wait")
         self._wanted.append(wanted)
 
+    def break_down(self, error: TierdError) -> None:
+        """Answer administrators; nothing more will happen."""
+        self._refuse_wanted(error)
+        if self._wanting is not None:
+            self._wanting.activated.set_exception(error)
+
     def stop(self) -> None:
         """Begin no switch any more, and end one that nothing has left for yet."""
         error = UnavailableError("the server is shutting down")
-        while self._wanted:
-            self._wanted.popleft().activated.set_exception(error)
+        self._refuse_wanted(error)
         if self.switch is not None and self.switch.phase in ("pause", "hydrate"):
             self.switch.call_off(error)
             self._settle(self.switch)
@@ -140,48 +145,56 @@ class Dance:
         """Do what has become possible. Returns whether streams or rows can go on by that."""
         self.deadline, now = None, self._clock()
         if self.switch is not None:
-            self._look(now)
-            changed = self.switch.advance()
+            changed = self._look(now) | self.switch.advance()
             if self.switch.ended:
                 self._settle(self.switch)
             return changed
         if self._stopped:
             return False
         if self._wanted or self._settings.idle_s or any(not slot.serves for slot in self._slots.values()):
-            self._look(now)
-            return self._begin_wanted() or self._begin_due(now)
+            return self._look(now) | (self._begin_wanted() or self._begin_due(now))
         self._note_use(now)
         return False
+
+    def _refuse_wanted(self, error: TierdError) -> None:
+        while self._wanted:
+            self._wanted.popleft().activated.set_exception(error)
 
     def _note_use(self, now: float) -> None:
         for slot in self._slots.values():
             if _is_busy(slot):
                 self._used[slot] = now
 
-    def _look(self, now: float) -> None:
-        """Note who is in use, who is waited for, and who cannot come."""
+    def _look(self, now: float) -> bool:
+        """Note who is in use, who is waited for, and who cannot come; return whether that has changed."""
         self._note_use(now)
-        standings = {standing.model: standing for standing in self._standings(now)}
-        budget = self._room(now)
+        changed = False
         for slot in self._slots.values():
             if slot.serves or slot.lost or self.holds(slot):
                 self._asked.pop(slot, None)
                 self._wished.pop(slot, None)
                 slot.barred = None
                 continue
-            bar = self._bars.get(slot)
-            if self._fallbacks.recovers:
-                slot.barred = PassReason.DEVICE_LOST
-            elif bar is not None and now < bar.until:
-                slot.barred = bar.reason
-            elif make_room(standings.values(), budget, slot.id) is None:
-                slot.barred = PassReason.NO_ROOM
-            else:
-                slot.barred = None
             _note(self._asked, slot, now, _is_waited_for(slot))
             _note(self._wished, slot, now, routing.wishes(slot))
-            if self._settings.resume == "cpu" and not slot.stranded:
+            before = slot.barred
+            slot.barred = self._obstacle(slot, now) if slot.occupied or slot.waiting else None
+            changed |= slot.barred != before
+            if self._settings.resume == "cpu" and not slot.stranded and slot.returning:
                 self._send_to_cpu(slot)
+                changed = True
+        return changed
+
+    def _obstacle(self, slot: Slot, now: float) -> PassReason | None:
+        """Say why a slot that is away cannot come, if it can not."""
+        bar = self._bars.get(slot)
+        if self._fallbacks.recovers or any(other.lost for other in self._slots.values()):
+            return PassReason.DEVICE_LOST
+        if bar is not None and now < bar.until:
+            return bar.reason
+        if make_room(self._standings(now), self._room(now), slot.id) is None:
+            return PassReason.NO_ROOM
+        return None
 
     def _send_to_cpu(self, slot: Slot) -> None:
         """Let streams go on at the CPU that were on their way back when their model left."""
@@ -271,7 +284,7 @@ class Dance:
 
     def _begin_due(self, now: float) -> bool:
         """Begin the switch that is due by the rules, if one is, else note when that may change."""
-        if self._fallbacks.recovers:
+        if self._fallbacks.recovers or not (self._asked or self._wished or self._settings.idle_s):
             return False
         standings, budget, rules = self._standings(now), self._room(now), self._rules
         due = next_switch(standings, budget, rules, now)

@@ -160,7 +160,7 @@ class Loop:
             load.loaded.set_exception(error)
         for unload in self._unloads.values():
             unload.unloaded.set_exception(error)
-        self._dance.stop()
+        self._dance.break_down(error)
         for drained in self._drains:
             drained.set_result(None)
         while not self._inbox.empty():
