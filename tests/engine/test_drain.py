@@ -25,7 +25,7 @@ def test_running_streams_finish_and_the_rest_is_refused() -> None:
         for name in "bc":
             harness.engine.submit(request(name, max_tokens=5))
         harness.snapshot_when(lambda s: s.models["null"].waiting == 2)
-        drained = harness.engine.drain()
+        drained = harness.engine.drain(ending=True)
         # b would have run with the next step, c would not
         assert unavailable(harness, "b")
         assert unavailable(harness, "c")

@@ -92,15 +92,15 @@ class Engine:
         self._open = True
         self._thread.start()
 
-    def drain(self) -> Future[None]:
+    def drain(self, *, ending: bool = False) -> Future[None]:
         """Admit nothing more: requests that wait end with UnavailableError, as do those that still come.
 
-        The future is done once the last running stream has ended, by itself or by `stop`.
+        ending: the server is shutting down, which they are told. The future is done once the last running stream has ended, by itself or by `stop`.
         """
         drained: Future[None] = _promise()
         with self._lock:
             if self._open:
-                self._inbox.put(Drain(drained))
+                self._inbox.put(Drain(drained, ending))
             else:
                 drained.set_result(None)
         return drained

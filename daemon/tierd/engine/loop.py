@@ -85,6 +85,7 @@ OpenSlot = Callable[[ModelSettings], Slot]
 LONGEST_WAIT_S = 3600.0  # a lock cannot wait for as long as a float can say
 
 CLOSED = "the server is shutting down; try again later"
+DRAINING = "the server takes no requests for now; try again later"
 
 
 class Loop:
@@ -123,7 +124,7 @@ class Loop:
         self._live: dict[str, tuple[Slot, Sequence]] = {}  # by request, until its terminal event
         self._events: list[tuple[str, Event]] = []  # of this turn
         self._drains: list[Future[None]] = []
-        self._draining = False
+        self._draining = ""  # what those are told who come meanwhile
         self._stopping = False
 
     def run(self) -> None:
@@ -319,12 +320,12 @@ class Loop:
                 self._loaded(load, result)
             case Flush():
                 self._flush(message)
-            case Drain(drained):
+            case Drain(drained, ending):
                 self._drains.append(drained)
-                self._drain()
+                self._drain(CLOSED if ending else DRAINING)
             case Stop():
                 self._stopping = True
-                self._drain()
+                self._drain(CLOSED)
                 self._dance.stop()
                 for slot, sequence in list(self._live.values()):
                     self.end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
@@ -400,7 +401,7 @@ class Loop:
     def _load(self, load: Load) -> None:
         model = load.settings.id
         if self._draining:
-            load.loaded.set_exception(UnavailableError(CLOSED))
+            load.loaded.set_exception(UnavailableError(self._draining))
             return
         if model in self._slots or model in self._loads:
             load.loaded.set_exception(SettingsError(f"{model}: a model of that name is there already"))
@@ -428,7 +429,7 @@ class Loop:
         if isinstance(result, Slot) and self._draining:
             result.close()
             self._release(result.id)
-            result = UnavailableError(CLOSED)
+            result = UnavailableError(self._draining)
         if not isinstance(result, Slot):
             self._fail_load(load, result)
             return
@@ -544,7 +545,7 @@ class Loop:
         if self._stopping:
             resumed.set_exception(UnavailableError(CLOSED))
             return
-        self._draining = False
+        self._draining = ""
         ready = [slot for model, slot in self._slots.items() if model not in (self._loads | self._unloads)]
         self.catalogue = Catalogue().extend(*map(describe, ready), loading=self._loads)
         for drained in self._drains:
@@ -552,12 +553,12 @@ class Loop:
         self._drains.clear()
         resumed.set_result(None)
 
-    def _drain(self) -> None:
-        self._draining = True
-        self.catalogue = Catalogue(closed=CLOSED)
+    def _drain(self, closed: str) -> None:
+        self._draining = closed
+        self.catalogue = Catalogue(closed=closed)
         for slot in self._slots.values():
             for sequence in list(slot.waiting):
-                self.end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
+                self.end(slot, sequence, FailedEvent(UnavailableError(closed)))
 
     def end(self, slot: Slot, sequence: Sequence, event: TerminalEvent) -> None:
         """End a stream, unless it has ended: the one place where terminal events come from."""

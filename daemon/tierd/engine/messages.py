@@ -91,9 +91,10 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Admit nothing more; `drained` is done once the last stream has ended."""
+    """Admit nothing more; `drained` is done once the last stream has ended. ending: the server ends then."""
 
     drained: Future[None]
+    ending: bool = False
 
 
 @dataclass(frozen=True, slots=True)

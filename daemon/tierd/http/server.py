@@ -129,7 +129,7 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         log.info("ending; what runs may take %g s to finish; a second signal ends at once", self.drain_s)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(self.engine.drain()), self.drain_s)
+            await asyncio.wait_for(asyncio.wrap_future(self.engine.drain(ending=True)), self.drain_s)
         except TimeoutError:
             log.warning("ending what runs still after %g s", self.drain_s)
             self._cut(lambda connection: connection.flow.write_paused)
