@@ -25,3 +25,12 @@ def test_what_is_slow_is_told_at_intervals(
         for done in (1, 2, 3, 4):
             report(done * 10**9, 4 * 10**9)
     assert caplog.messages == ["model=m packing: 50 % of 4000 MB", "model=m packing: 100 % of 4000 MB"]
+
+
+def test_whoever_follows_is_told_too() -> None:
+    told: list[tuple[int, int]] = []
+    with followed(lambda done, total: told.append((done, total))):
+        report = logged("x")
+    report(1, 2)
+    logged("y")(2, 2)
+    assert told == [(1, 2)]

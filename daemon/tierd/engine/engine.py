@@ -95,7 +95,8 @@ class Engine:
     def drain(self, *, ending: bool = False) -> Future[None]:
         """Admit nothing more: requests that wait end with UnavailableError, as do those that still come.
 
-        ending: the server is shutting down, which they are told. The future is done once the last running stream has ended, by itself or by `stop`.
+        ending: the server is shutting down, which they are told. The future is done once the last running
+        stream has ended, by itself or by `stop`.
         """
         drained: Future[None] = _promise()
         with self._lock:

@@ -73,6 +73,7 @@ from tierd.kv.bank import Bank
 from tierd.kv.moves import Move
 from tierd.kv.spill import SpillDone
 from tierd.metrics import Metrics
+from tierd.progress import followed
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import Slot, Step
 from tierd.tier.status import TierStatus
@@ -417,7 +418,8 @@ class Loop:
         """Run in a worker thread: touches nothing of the loop but its inbox."""
         result: Slot | Exception
         try:
-            result = self._open_slot(load.settings)
+            with followed(None if load.operation is None else load.operation.progress):
+                result = self._open_slot(load.settings)
         except TierdError as error:
             result = error
         except Exception as error:

@@ -20,6 +20,7 @@ from tierd.engine.fallbacks import Fallbacks
 from tierd.engine.messages import Message, SwitchDone
 from tierd.engine.operation import Operation
 from tierd.errors import DeviceLostError, OrderError, TierdError
+from tierd.progress import followed
 from tierd.slot import Seat, Slot
 from tierd.tier.device_home import DeviceHome
 
@@ -201,7 +202,8 @@ class Switch:
             return
         with self._timed("restore", done):
             _seat(self.incoming).restore(self.incoming.marks)
-        with self._timed("rearm", done):
+        report = None if self.operation is None else self.operation.progress
+        with self._timed("rearm", done), followed(report):
             done.placed[self.incoming] = _seat(self.incoming).rearm()
 
     def _put_back(self, done: SwitchDone) -> None:
