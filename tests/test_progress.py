@@ -29,8 +29,8 @@ def test_what_is_slow_is_told_at_intervals(
 
 def test_whoever_follows_is_told_too() -> None:
     told: list[tuple[int, int]] = []
-    with followed(lambda done, total: told.append((done, total))):
-        report = logged("x")
+    with progress.followed(lambda done, total: told.append((done, total))):
+        report = progress.logged("x")
     report(1, 2)
-    logged("y")(2, 2)
+    progress.logged("y")(2, 2)
     assert told == [(1, 2)]
