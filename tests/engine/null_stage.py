@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,9 +29,13 @@ class NullMarks:
 
 @dataclass
 class NullStage:
-    """broken: errors that the next tries to arm meet. armed: models, in the order in which they came."""
+    """patience: seconds that it takes to arm. broken: errors that the next tries to arm meet.
+
+    armed: models, in the order in which they came.
+    """
 
     budget: int
+    patience: float = 0.0
     broken: list[Exception] = field(default_factory=list)
     armed: list[str] = field(default_factory=list)
 
@@ -38,6 +43,7 @@ class NullStage:
         self.reservations = Reservations(lambda: self.budget)
 
     def arm(self, marks: NullMarks) -> tuple[Placed, NullMarks]:
+        time.sleep(self.patience)
         if self.broken:
             raise self.broken.pop(0)
         self.armed.append(marks.model)

@@ -162,9 +162,12 @@ def test_a_model_with_work_stays_for_its_hold() -> None:
 
 def test_activate_tells_the_phases() -> None:
     with dancing(A, B, switch=PATIENT) as (harness, stage):
-        operation = Operation("activate", "b")
+        operation, stage.patience = Operation("activate", "b"), 0.05
         seconds = harness.engine.activate("b", operation).result(PATIENCE)
         assert list(seconds) == ["pause", "hydrate", "drop", "save", "restore", "rearm", "rehome"]
+        assert seconds["rearm"] >= 0.05 > seconds["restore"]
+        operation.finish()
+        assert [phase.name for phase in operation.view.phases] == ["wait", *seconds]
         assert harness.engine.activate("b").result(PATIENCE) == {}
         assert stage.reservations.held == {"b": 10}
         assert {m: s.seat for m, s in harness.engine.snapshot.models.items()} == {"a": "away", "b": "on"}

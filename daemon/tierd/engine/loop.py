@@ -407,6 +407,9 @@ class Loop:
         if model in self._slots or model in self._loads:
             load.loaded.set_exception(SettingsError(f"{model}: a model of that name is there already"))
             return
+        if model in self._unloads:
+            load.loaded.set_exception(UnavailableError(f"{model}: it is being unloaded; try again later"))
+            return
         self._loads[model] = load
         if load.operation is not None:
             load.operation.enter("open")

@@ -101,7 +101,7 @@ class Switch:
     def arrive(self, done: SwitchDone) -> None:
         """Take in what came of the phases in the worker."""
         self.seconds.update(done.seconds)
-        now = self._phase_began = time.monotonic()
+        self.phase, now = "", time.monotonic()
         for slot in self._slots:
             slot.handed = False
         for slot, placed in done.placed.items():
