@@ -39,6 +39,7 @@ def test_lists_what_the_files_hold(
         "outcome": "cpu",
         "decline": NO_DRIVER,
         "products": "",
+        "turns": False,
     }
     assert cut["problem"].startswith(f"{broken}: ")
     assert (cut["id"], cut["default"], cut["architecture"], cut["outcome"]) == ("broken", False, None, None)

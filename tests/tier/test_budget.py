@@ -19,6 +19,7 @@ def need(
     regions: int = 8,
     scratch: int = 0,
     codec_asked: bool = False,
+    pinned: bool = False,
 ) -> Need:
     """A model of `fixed` MiB of weights and `row` KiB for each position of a region; K/V in one piece."""
     rows = (regions + scratch) * row << 10
@@ -26,6 +27,7 @@ def need(
         trained=trained,
         asked=asked,
         strict=strict,
+        pinned=pinned,
         regions=regions,
         scratch=scratch,
         codec_asked=codec_asked,
@@ -35,8 +37,16 @@ def need(
     )
 
 
-def room(total: int, *, taken: int = 0, allocation: int = 4096) -> Room:
-    return Room(total=total * MIB, taken=taken * MIB, allocation=allocation * MIB)
+def room(total: int, *, taken: int = 0, pinned: int = 0, allocation: int = 4096) -> Room:
+    return Room(total=total * MIB, taken=taken * MIB, pinned=pinned * MIB, allocation=allocation * MIB)
+
+
+def placements(*needs: Need, there: Room) -> list[Placement]:
+    shares = share_out(dict(zip("abcde", needs, strict=False)), there)
+    assert list(shares) == list("abcde"[: len(needs)])
+    found = [share for share in shares.values() if isinstance(share, Placement)]
+    assert len(found) == len(needs), shares
+    return found
 
 
 def test_a_model_that_fits_gets_the_context_it_was_trained_for() -> None:
@@ -101,8 +111,8 @@ def test_a_piece_may_be_too_much() -> None:
     }
 
 
-def test_what_others_have_is_not_there() -> None:
-    assert share_out({"m": need()}, room(200, taken=100)) == {
+def test_what_never_leaves_is_not_there() -> None:
+    assert share_out({"m": need()}, room(200, taken=100, pinned=100)) == {
         "m": "weights and 8 regions at context 512 need 104.0 MiB of the device's 200.0 MiB, of which "
         "100.0 MiB are free; lower regions, or choose a smaller kv_dtype or model"
     }
@@ -110,10 +120,47 @@ def test_what_others_have_is_not_there() -> None:
 
 def test_what_would_help_is_what_can_be_changed() -> None:
     alone = need(regions=1, scratch=1, codec_asked=True)
-    assert share_out({"m": alone}, room(200, taken=100)) == {
+    assert share_out({"m": alone}, room(200, taken=100, pinned=100)) == {
         "m": "weights, 1 region and a scratch region at context 512 need 101.0 MiB of the device's "
         "200.0 MiB, of which 100.0 MiB are free; choose a smaller model"
     }
+
+
+def test_one_that_does_not_fit_beside_the_others_takes_turns_with_them() -> None:
+    (share,) = placements(need(asked=1024), there=room(200, taken=100))
+    assert (share.context, share.turns) == (1024, True)
+    first, second = placements(need(asked=1024), need(asked=2048), there=room(200))
+    assert (first.context, first.turns, second.context, second.turns) == (1024, False, 2048, True)
+
+
+def test_who_takes_turns_has_what_is_there_without_the_others() -> None:
+    first, second, third = placements(need(), need(), need(trained=1024), there=room(160))
+    assert (first.turns, second.turns, third.turns) == (False, True, True)
+    assert first.bytes == second.bytes == 150 * MIB  # but for the head-room
+    assert third.context == 1024
+    (shorter,) = placements(need(asked=8192, strict=False), there=room(160, taken=100, pinned=50))
+    assert (shorter.context, shorter.turns) == (512, True)
+    (late,) = placements(need(pinned=True), there=room(160, taken=100))
+    assert (late.context, late.turns, late.pinned) == (512, True, True)
+
+
+def test_pinned_models_come_first_and_leave_room_for_those_that_take_turns() -> None:
+    first, pinned = placements(need(), need(pinned=True), there=room(256))
+    assert (first.turns, pinned.turns, pinned.pinned) == (False, False, True)
+    assert first.context == pinned.context == 2560
+
+    first, pinned, third = placements(need(), need(pinned=True), need(fixed=90), there=room(224))
+    assert (first.turns, pinned.turns, third.turns) == (False, False, True)
+    assert pinned.context == 640
+    assert first.bytes == third.bytes == (224 - 14) * MIB - pinned.bytes
+
+    shares = share_out({"a": need(pinned=True), "b": need(pinned=True), "c": need(fixed=10)}, room(160))
+    assert shares["b"] == (
+        "weights alone need 100.0 MiB of the device's 160.0 MiB, of which 56.0 MiB are free; "
+        "choose a smaller model"
+    )
+    assert isinstance(shares["c"], Placement)
+    assert not shares["c"].turns
 
 
 def test_a_context_that_was_asked_for_is_shortened_where_that_may_be() -> None:
@@ -147,10 +194,7 @@ def test_models_get_room_in_their_order_and_share_the_rest_alike() -> None:
     ).values()
     assert isinstance(first, Placement)
     assert isinstance(third, Placement)
-    assert second == (
-        "weights alone need 500.0 MiB of the device's 256.0 MiB, of which 152.0 MiB are free; "
-        "choose a smaller model"
-    )
+    assert second == ("weights alone need 500.0 MiB of the device's 256.0 MiB; choose a smaller model")
     assert (first.context, third.context) == (4096, 1024)
 
     first, second = share_out({"a": need(), "b": need()}, room(256)).values()
@@ -175,6 +219,7 @@ def test_models_get_room_in_their_order_and_share_the_rest_alike() -> None:
             fixed=st.integers(1, 300),
             row=st.integers(1, 16),
             regions=st.integers(1, 16),
+            pinned=st.sampled_from([False, False, True]),
         ),
         max_size=5,
     ),
@@ -182,12 +227,15 @@ def test_models_get_room_in_their_order_and_share_the_rest_alike() -> None:
     st.integers(0, 2000),
 )
 def test_nobody_gets_what_is_not_there(needs: list[Need], total: int, allocation: int) -> None:
-    there = room(total, taken=total // 3, allocation=allocation)
+    there = room(total, taken=total // 3, pinned=total // 6, allocation=allocation)
     shares = share_out(dict(zip("abcde", needs, strict=False)), there)
     placed = [(share, each) for share, each in zip(shares.values(), needs, strict=True) if share]
     assert len(placed) == len(needs)
     got = [(share, each) for share, each in placed if isinstance(share, Placement)]
-    assert sum(share.bytes for share, _ in got) <= there.free
+    assert sum(share.bytes for share, _ in got if not share.turns) <= there.free
+    pinned = sum(share.bytes for share, _ in got if share.pinned)
+    assert all(pinned + share.bytes <= there.alone for share, _ in got if share.turns and not share.pinned)
+    assert pinned <= there.alone
     for share, each in got:
         assert each.largest_at(share.positions) <= there.allocation
         assert share.bytes == each.bytes_at(share.positions)
@@ -199,6 +247,10 @@ def test_nobody_gets_what_is_not_there(needs: list[Need], total: int, allocation
 
 def test_what_does_not_fit_in_pieces_shrinks_by_an_eighth() -> None:
     there = room(1000)
+    turning = Placement(context=8192, positions=8192, bytes=64 * MIB, pinned=True, turns=True)
+    shorter = shrink(need(fixed=0, pinned=True), turning, there)
+    assert shorter is not None
+    assert (shorter.pinned, shorter.turns) == (True, True)
     shorter = shrink(need(fixed=0), Placement(context=8192, positions=8192, bytes=64 * MIB), there)
     assert shorter is not None
     assert (shorter.context, shorter.bytes) == (7168, 56 * MIB)

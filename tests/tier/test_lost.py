@@ -15,7 +15,7 @@ from tierd.backends.vkapi import Device
 from tierd.backends.vkapi.results import DEVICE_LOST
 from tierd.core import Batch, Chunk, PassReason
 from tierd.errors import DeviceLostError, DeviceMemoryError, ModelError, RequiredTierError
-from tierd.slot import Fallback, Slot
+from tierd.slot import Fallback, Seat, Slot
 from tierd.tier import host_site, retries
 from tiny import write_llama
 
@@ -33,6 +33,11 @@ def fallback_of(slot: Slot) -> Fallback:
     return slot.fallback
 
 
+def seat_of(slot: Slot) -> Seat:
+    assert slot.seat is not None
+    return slot.seat
+
+
 def run(slot: Slot) -> np.ndarray:
     assert isinstance(slot.executor, ResidentExecutor)
     return slot.executor.run(STEP)
@@ -46,12 +51,14 @@ def lose(device: Device, *slots: Slot) -> None:
             run(slot)
         assert fallback_of(slot).retry_at() is not None
         slot.executor.close()
+        seat_of(slot).lose()
 
 
 def rearm(slot: Slot) -> None:
     placed = fallback_of(slot).rearm(slot)
-    assert placed.fallback is slot.fallback
+    assert (placed.fallback, placed.seat, placed.marks) == (slot.fallback, slot.seat, None)
     slot.home = placed.home
+    seat_of(slot).settle()
 
 
 def test_models_go_back_to_a_fresh_device_with_what_they_had(
@@ -191,10 +198,11 @@ def test_another_file_is_not_put_in_the_place_of_the_first(
     write_llama(path, head_size=64, context=4096)
     with pytest.raises(ModelError, match="is not the file that was loaded; restart tierd"):
         fallback_of(slot).understudy(slot)
+    before = run(slot)
     lose(opened[0], slot)
-    with pytest.raises(ModelError, match="is not the file that was loaded; restart tierd"):
-        fallback_of(slot).rearm(slot)
-    assert fallback_of(slot).retry_at() is None
+    rearm(slot)
+    np.testing.assert_array_equal(run(slot), before)  # as its weights are mapped
+    slot.close()
 
 
 @pytest.mark.parametrize(
@@ -206,20 +214,4 @@ def test_a_model_that_must_be_on_the_device_has_no_understudy(
     tier, _ = tier_of(model(tiny), require=require)
     slot = tier.open(model(tiny))
     assert fallback_of(slot).refusal == refusal
-    slot.close()
-
-
-def test_what_a_model_had_is_given_back(tiny: Path, tier_of: TierOf) -> None:
-    """A second one that asks for all of it fits only then."""
-    models = [model(tiny, id, context=4096, ctx_strict=True) for id in "ab"]
-    tier, _ = tier_of(models[0], vram_limit_mb=4)
-    slot = tier.open(models[0])
-    other = tier.open(models[1])
-    assert other.declined is PassReason.NO_ROOM
-    other.close()
-    slot.close()
-    tier.release("a")
-    assert tier.status().reservations == {}
-    slot = tier.open(models[1])
-    assert slot.outcome == "gpu:resident"
     slot.close()

@@ -12,14 +12,16 @@ import pytest
 
 from tier.tiers import TierOf, model
 from tierd.backends.host import ThreadPool
-from tierd.backends.resident.backend import ResidentBackend
+from tierd.backends.resident.backend import Prepared, ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
+from tierd.backends.resident.memory import Shape
 from tierd.backends.vkapi import Role
 from tierd.core import Batch, Chunk
 from tierd.errors import DeviceLostError, DeviceMemoryError
 from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
 from tierd.models import GGUFFile, build_plan
+from tierd.progress import Progress
 from tierd.settings import EngineSettings, GPUSettings, ModelSettings, Settings
 from tierd.slot import open_slot
 from tierd.tier.budget import Placement
@@ -147,15 +149,17 @@ def test_models_share_the_device_whichever_comes_first(tiny: Path, tier_of: Tier
 def test_what_does_not_fit_in_pieces_gets_less(
     tiny: Path, tier_of: TierOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile, tries = ResidentBackend.compile, []
+    arm, tries = ResidentBackend.arm, []
 
-    def full_once(backend: ResidentBackend, *args: object, **options: object) -> ResidentExecutor:
-        tries.append(options["shape"])
+    def full_once(
+        backend: ResidentBackend, prepared: Prepared, shape: Shape, uploading: Progress
+    ) -> ResidentExecutor:
+        tries.append(shape)
         if len(tries) == 1:
             raise DeviceMemoryError("no room in one piece")
-        return compile(backend, *args, **options)  # type: ignore[arg-type]
+        return arm(backend, prepared, shape, uploading)
 
-    monkeypatch.setattr(ResidentBackend, "compile", full_once)
+    monkeypatch.setattr(ResidentBackend, "arm", full_once)
     tier, _ = tier_of(model(tiny))
     slot = tier.open(model(tiny))
     assert slot.outcome == "gpu:resident"
@@ -172,7 +176,7 @@ def test_a_device_that_fails_while_it_is_loaded_is_a_decline_and_its_room_is_fre
 
     tier, _ = tier_of(model(tiny, "a", context=4096), vram_limit_mb=4)
     with monkeypatch.context() as patch:
-        patch.setattr(ResidentBackend, "compile", lost)
+        patch.setattr(ResidentBackend, "arm", lost)
         slot = tier.open(model(tiny, "a", context=4096))
         assert (slot.outcome, slot.decline) == ("cpu", "the device is lost")
         slot.close()

@@ -31,7 +31,8 @@ class ModelReport:
     size: bytes of the file. weights: format name -> its share of the weights' bytes, largest first.
     context: positions it was trained for. problem: why it cannot be served; None when it can.
     outcome: where it would run if it were loaded now. decline: why not on the device, "" when it would or is
-    not meant to. products: how the device would multiply by its matrices, "" on the host.
+    not meant to. products: how the device would multiply by its matrices, "" on the host. turns: whether it
+    may have to leave the device for others.
     """
 
     id: str
@@ -45,6 +46,7 @@ class ModelReport:
     outcome: str | None = None
     decline: str = ""
     products: str = ""
+    turns: bool = False
     problem: str | None = None
 
 
@@ -129,6 +131,8 @@ def _by_remark(reports: Sequence[ModelReport]) -> dict[str, list[str]]:
     for report in reports:
         if report.decline:
             remarks.setdefault(f"not on the GPU: {report.decline}", []).append(report.id)
+        if report.turns:
+            remarks.setdefault("take turns on the GPU, which does not hold all models", []).append(report.id)
         if report.products not in ("", BIT_FOR_BIT):
             remarks.setdefault(f"products are {report.products}", []).append(report.id)
     return remarks

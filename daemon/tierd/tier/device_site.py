@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Mapping
 
 from tierd.backends.host import ThreadPool
-from tierd.backends.resident.backend import ResidentBackend
+from tierd.backends.protocol import Executor
+from tierd.backends.resident.backend import ResidentBackend, absent
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.resident.image import default_directory
-from tierd.backends.vkapi import Device
 from tierd.errors import (
     DeviceError,
     DeviceLostError,
     DeviceMemoryError,
     ModelError,
     NoDeviceError,
+    OrderError,
     SettingsError,
     UnsupportedModelError,
 )
@@ -34,19 +36,26 @@ from tierd.slot import Placed
 from tierd.tier.availability import Availability, Verdict, products_of
 from tierd.tier.budget import Need, Placement, Room, share_out, shrink
 from tierd.tier.device_home import DeviceHome
-from tierd.tier.needs import need_of, shape_of
+from tierd.tier.marks import DeviceMarks
+from tierd.tier.needs import need_of
+from tierd.tier.reservations import Reservations
+from tierd.tier.seat import DeviceSeat
 from tierd.tier.status import TierStatus
 from tierd.tier.want import Want
+
+log = logging.getLogger(__name__)
 
 
 class DeviceSite:
     """The device, opened when it is first asked for, and what was promised to the models on it.
 
     Room is dealt out to all configured models at once, in their order, so that it does not matter which of
-    them comes first. May be used from any thread.
+    them comes first. May be used from any thread. It is the stage that `seat.DeviceSeat` needs.
 
     When the device was given up and a fresh one has been found, models get on that what they had, if there is
     room for all; else it is dealt out anew.
+
+    reservations: of the models that are there now.
     """
 
     outcome = "gpu:resident"
@@ -56,16 +65,20 @@ class DeviceSite:
 
         gone: remembers those that are lost. The engine thread alone uses these two.
         """
+        self.reservations = Reservations(self._budget)
         self._settings = settings
         self._pool = pool
         self._bank = bank
         self._gone = gone
         self._availability = Availability(settings.gpu)
         self._opening = threading.Lock()  # held while the device is opened and dealt out, which takes seconds
+        self._arming = threading.Lock()  # held while a model is put there
         self._lock = threading.Lock()  # of what follows
         self._backend: ResidentBackend | None = None
+        self._total = 0  # bytes for models, as it was opened
         self._shares: dict[str, Placement | str] = {}
-        self._putting = threading.Lock()  # held while a model is put there
+        self._seats: dict[str, DeviceSeat[DeviceMarks]] = {}
+        self._marks: dict[str, DeviceMarks] = {}  # of those that have a seat, the latest
 
     @property
     def reason(self) -> str:
@@ -81,52 +94,87 @@ class DeviceSite:
         return dict(self._shares)
 
     def put(self, model: ModelSettings, settings: Settings, plan: Plan, file: GGUFFile) -> Placed:
-        """See `Site`. Raises DeviceError when there is no device, or no room on it.
+        """See `Site`. Raises DeviceError when there is no device, or not enough room on it.
 
+        A model that has room beside the others is there at once, unless it is not to be loaded early. Any
+        other is away, with its marks, until it is its turn.
         UnsupportedModelError for what the device path lacks, SettingsError for a context that is too long.
         """
         check_context(model.context, plan.context)
         want = Want.of(model, settings)
+        codec = KV_CODECS[want.kv_dtype]
         backend = self._open()
-        need = need_of(want, plan, backend.demand(plan, file, KV_CODECS[want.kv_dtype]))
-        placement = self._promise(model.id, need, backend.device)
-        with self._putting:
+        need = need_of(want, plan, backend.demand(plan, file, codec))
+        try:
+            placement = self._promise(model.id, need)
+            packing = logged(f"model={model.id} packing its weights for the device")
+            prepared = backend.prepare(plan, file, codec, packing)
+            marks = DeviceMarks(settings=model, want=want, need=need, placement=placement, prepared=prepared)
+            seat = DeviceSeat(model.id, self)
+            with self._lock:
+                self._seats[model.id], self._marks[model.id] = seat, marks
+            placed = self.come(seat, marks, at_once=model.preload and not placement.turns)
+            if placed.marks is None:
+                seat.settle()
+            return placed
+        except BaseException:
+            self.release(model.id)
+            raise
+
+    def come(self, seat: DeviceSeat[DeviceMarks], marks: DeviceMarks, *, at_once: bool = True) -> Placed:
+        """Put a model there whose seat is AWAY: then that is ARMED. Raises what `DeviceSeat.rearm` does.
+
+        Where it cannot be beside those that are there, and unless `at_once`, it is away until it is its turn:
+        what is returned has its marks.
+        """
+        seat.restore(self.renew(marks))
+        if at_once:
+            others = self.reservations.held
             try:
-                executor, placement = _compile(model.id, backend, want, plan, file, need, placement)
+                return seat.rearm()
+            except OrderError:
+                pass
+            except DeviceMemoryError:
+                if not (others or self.reservations.held):
+                    raise
+        return self._away(seat)
+
+    def bytes_of(self, model: str) -> int:
+        """See `Stage`."""
+        share, marks = self._shares.get(model), self._marks.get(model)
+        if isinstance(share, Placement):
+            return share.bytes
+        return 0 if marks is None else marks.bytes
+
+    def renew(self, marks: DeviceMarks) -> DeviceMarks:
+        """See `Stage`."""
+        backend = self._open()
+        marks = marks.on(backend.device.facts)
+        return marks.place(self._promise(marks.model, marks.need))
+
+    def arm(self, marks: DeviceMarks) -> tuple[Placed, DeviceMarks]:
+        """See `Stage`. It gets a little less than its placement where that does not fit in pieces."""
+        backend = self._open()
+        with self._arming:
+            try:
+                executor, placement = _arm(backend, marks, self._room({}))
             except BaseException:
                 self._availability.lost("resident")
-                self.release(model.id)
                 raise
-            with self._lock:
-                self._shares[model.id] = placement
-            with contextlib.suppress(DeviceError):  # they are compiled again at the next start then
-                backend.device.save_pipelines()
-        home = DeviceHome(
-            executor,
-            model=model.id,
-            origin=_origin(backend.device, want.kv_dtype),
-            bank=self._bank,
-            gone=self._gone,
-            regions=want.regions,
-            keeps=settings.kv.prefix_cache,
-            device=backend.device,
-        )
-        return Placed(
-            home=home,
-            context=_context(want, placement),
-            outcome=self.outcome,
-            device=backend.device.facts.name,
-            codec=want.kv_dtype,
-            regions=want.regions,
-            region_positions=placement.positions,
-            scratch=want.regions if want.scratch else None,
-            prefill_window=executor.max_rows,
-        )
+        with contextlib.suppress(DeviceError):  # they are compiled again at the next start then
+            backend.device.save_pipelines()
+        marks = self._note(marks.place(placement).told())
+        return self._placed(marks, backend, executor), marks
 
     def release(self, model: str) -> None:
-        """Give a model's share back: it has ended, or never came. Waits for nothing."""
+        """Give back all that a model has here: it has ended, or never came. Waits for nothing."""
         with self._lock:
             self._shares.pop(model, None)
+            seat, marks = self._seats.pop(model, None), self._marks.pop(model, None)
+        if seat is not None:
+            seat.release()
+        if marks is not None:
+            marks.prepared.close()
 
     def lost(self) -> float | None:
         """See `Availability.lost`."""
@@ -155,7 +203,7 @@ class DeviceSite:
             budget = device.budget()
         except DeviceLostError as error:  # it was given up a moment ago
             return dataclasses.replace(status, reason=str(error))
-        shares = dict(self._shares)
+        held = self.reservations.held
         return dataclasses.replace(
             status,
             backend="resident",
@@ -163,9 +211,8 @@ class DeviceSite:
             products=products_of(device),
             used=device.used,
             budget=budget,
-            reservations={
-                model: share.bytes for model, share in shares.items() if isinstance(share, Placement)
-            },
+            reservations=held,
+            away={model: seat.bytes for model, seat in self._seats.copy().items() if model not in held},
         )
 
     def close(self) -> None:
@@ -178,16 +225,30 @@ class DeviceSite:
             verdict = self._availability.backend_available("resident")
             if verdict.device is None:
                 raise _none_error(verdict)
-            backend, before = self._backend, self._shares
+            backend = self._backend
             if backend is None or backend.device is not verdict.device:
                 backend = ResidentBackend(verdict.device, self._pool, images=default_directory())
-                kept = self._backend is not None and _fit(before, self._backend.device, backend.device)
-                shares = before if kept else _deal(backend, self._settings)
-                with self._lock:
-                    self._backend, self._shares = backend, dict(shares)
+                self._take_up(backend)
             return backend
 
-    def _promise(self, model: str, need: Need, device: Device) -> Placement:
+    def _take_up(self, backend: ResidentBackend) -> None:
+        """Deal out a device that has just been opened, and is empty."""
+        before, device = self._backend, backend.device
+        total, facts = device.budget(), device.facts
+        with self._lock:
+            shares, marks = dict(self._shares), dict(self._marks)
+        if before is None or before.device.facts != facts or not _all_fit(shares, total):
+            room = Room(total=total, taken=0, allocation=facts.limits.allocation)
+            shares = _deal(backend, self._settings, marks, room)
+        with self._lock:
+            self._backend, self._total, self._shares = backend, total, shares
+
+    def _budget(self) -> int:
+        """Return the bytes for models on the device that there is now. What was dealt out may be taken."""
+        device = self._availability.known("resident").device
+        return 0 if device is None or device.abandoned else self._total
+
+    def _promise(self, model: str, need: Need) -> Placement:
         """Return a model's share; one that has got none so far gets of what the others leave.
 
         So does one whose share holds less than the context that it insists on now.
@@ -195,83 +256,136 @@ class DeviceSite:
         with self._lock:
             share = self._shares.get(model)
             if not isinstance(share, Placement) or share.context < need.least:
-                others = {other: each for other, each in self._shares.items() if other != model}
-                share = share_out({model: need}, _room(device, others))[model]
-                self._shares[model] = share
+                share = self._share(model, need)
+                if need.pinned:
+                    self._make_way()
         if isinstance(share, str):
             raise DeviceMemoryError(share)
         return share
 
+    def _share(self, model: str, need: Need) -> Placement | str:
+        """Give a model of what the others leave."""
+        others = {other: share for other, share in self._shares.items() if other != model}
+        self._shares[model] = share = share_out({model: need}, self._room(others))[model]
+        return share
 
-def _context(want: Want, placement: Placement) -> int:
-    """Return the positions of a stream: those of a region, or more where longer streams may be elsewhere."""
-    return placement.context if want.require != "none" else want.ctx_max or placement.context
+    def _make_way(self) -> None:
+        """Give models less whose shares do not fit any more beside those that never leave."""
+        alone = self._room(self._shares).alone
+        for model, marks in self._marks.items():
+            share = self._shares.get(model)
+            if isinstance(share, Placement) and not share.pinned and share.bytes > alone:
+                self._share(model, marks.need)
 
+    def _room(self, shares: Mapping[str, Placement | str]) -> Room:
+        """Return the device's memory, of which these shares are taken."""
+        assert self._backend is not None
+        there = [share for share in shares.values() if isinstance(share, Placement)]
+        return Room(
+            total=self._total,
+            taken=sum(share.bytes for share in there if share.pinned or not share.turns),
+            pinned=sum(share.bytes for share in there if share.pinned),
+            allocation=self._backend.device.facts.limits.allocation,
+        )
 
-def _origin(device: Device, codec: str) -> str:
-    """Name what computes rows; those of one name may go on with each other's."""
-    return f"{device.facts.name}, {products_of(device)}, {codec}"
+    def _note(self, marks: DeviceMarks) -> DeviceMarks:
+        """Remember a model's latest marks, unless it has ended meanwhile; return them."""
+        with self._lock:
+            if marks.model in self._marks:
+                self._marks[marks.model], self._shares[marks.model] = marks, marks.placement
+        return marks
+
+    def _away(self, seat: DeviceSeat[DeviceMarks]) -> Placed:
+        """Return what a model has whose turn has yet to come, and its marks."""
+        marks = self._note(seat.save().told())
+        log.info("model=%s takes its turn on the device when it is asked for", marks.model)
+        placed = self._placed(marks, self._open(), absent(marks.prepared, marks.shape))
+        return dataclasses.replace(placed, seat=seat, marks=marks)
+
+    def _placed(self, marks: DeviceMarks, backend: ResidentBackend, executor: Executor) -> Placed:
+        want, device = marks.want, backend.device
+        home = DeviceHome(
+            executor,
+            model=marks.model,
+            origin=f"{device.facts.name}, {products_of(device)}, {want.kv_dtype}",
+            bank=self._bank,
+            gone=self._gone,
+            regions=want.regions,
+            keeps=self._settings.kv.prefix_cache,
+            device=device,
+        )
+        return Placed(
+            home=home,
+            context=marks.context,
+            outcome=self.outcome,
+            device=device.facts.name,
+            codec=want.kv_dtype,
+            regions=want.regions,
+            region_positions=marks.placement.positions,
+            scratch=want.regions if want.scratch else None,
+            prefill_window=executor.max_rows,
+        )
 
 
 def _none_error(verdict: Verdict) -> DeviceError:
     return DeviceLostError(verdict.reason) if verdict.lost else NoDeviceError(verdict.reason)
 
 
-def _fit(shares: Mapping[str, Placement | str], before: Device, device: Device) -> bool:
-    """Whether shares of a device can be had on another as they are."""
-    room = _room(device, shares)
-    return before.facts == device.facts and room.taken <= room.total
+def _all_fit(shares: Mapping[str, Placement | str], total: int) -> bool:
+    """Whether shares of another device can be had on one of so many bytes as they are."""
+    there = [share for share in shares.values() if isinstance(share, Placement)]
+    beside = sum(share.bytes for share in there if not share.turns)
+    pinned = sum(share.bytes for share in there if share.pinned and not share.turns)
+    return max([beside, *(pinned + share.bytes for share in there if share.turns)]) <= total
 
 
-def _room(device: Device, shares: Mapping[str, Placement | str]) -> Room:
-    taken = sum(share.bytes for share in shares.values() if isinstance(share, Placement))
-    return Room(total=device.budget(), taken=taken, allocation=device.facts.limits.allocation)
-
-
-def _deal(backend: ResidentBackend, settings: Settings) -> dict[str, Placement | str]:
-    """Deal a device out to the configured models."""
+def _deal(
+    backend: ResidentBackend, settings: Settings, marks: Mapping[str, DeviceMarks], room: Room
+) -> dict[str, Placement | str]:
+    """Deal a device out to the configured models, and to others that are loaded. marks: of those that are."""
     needs: dict[str, Need] = {}
     declines: dict[str, Placement | str] = {}
-    for model in settings.models:
-        want = Want.of(model, settings)
-        try:
-            with GGUFFile.open(model.path) as file:
-                plan = build_plan(file)
-                check_context(model.context, plan.context)
-                try:
-                    demand = backend.demand(plan, file, KV_CODECS[want.kv_dtype])
-                    needs[model.id] = need_of(want, plan, demand)
-                except UnsupportedModelError as error:
-                    declines[model.id] = str(error)
-        except (ModelError, SettingsError):
-            continue  # it will be said when it is loaded
-    return declines | share_out(needs, _room(backend.device, {}))
+    configured = {model.id: model for model in settings.models}
+    for model in {**configured, **marks}:
+        known = marks.get(model)
+        need = _read_need(backend, configured[model], settings) if known is None else _need(backend, known)
+        if isinstance(need, Need):
+            needs[model] = need
+        elif need:
+            declines[model] = need
+    return declines | share_out(needs, room)
 
 
-def _compile(
-    model: str,
-    backend: ResidentBackend,
-    want: Want,
-    plan: Plan,
-    file: GGUFFile,
-    need: Need,
-    placement: Placement,
-) -> tuple[ResidentExecutor, Placement]:
-    """Put a model where its share says, or on a little less where that does not fit in pieces."""
-    room = _room(backend.device, {})
+def _read_need(backend: ResidentBackend, model: ModelSettings, settings: Settings) -> Need | str:
+    """Read from a file what its model needs, or why the device declines it; "" where it is no sound model."""
+    want = Want.of(model, settings)
+    try:
+        with GGUFFile.open(model.path) as file:
+            plan = build_plan(file)
+            check_context(model.context, plan.context)
+            try:
+                return need_of(want, plan, backend.demand(plan, file, KV_CODECS[want.kv_dtype]))
+            except UnsupportedModelError as error:
+                return str(error)
+    except (ModelError, SettingsError):
+        return ""  # it will be said when it is loaded
+
+
+def _need(backend: ResidentBackend, marks: DeviceMarks) -> Need | str:
+    try:
+        return marks.on(backend.device.facts).need
+    except UnsupportedModelError as error:
+        return str(error)
+
+
+def _arm(backend: ResidentBackend, marks: DeviceMarks, room: Room) -> tuple[ResidentExecutor, Placement]:
+    """Put a model where its placement says, or on a little less where that does not fit in pieces."""
     while True:
         try:
-            executor = backend.compile(
-                plan,
-                file,
-                codec=KV_CODECS[want.kv_dtype],
-                shape=shape_of(want, placement.positions),
-                packing=logged(f"model={model} packing its weights for the device"),
-                uploading=logged(f"model={model} uploading its weights"),
-            )
-            return executor, placement
+            uploading = logged(f"model={marks.model} uploading its weights")
+            return backend.arm(marks.prepared, marks.shape, uploading), marks.placement
         except DeviceMemoryError:
-            shorter = shrink(need, placement, room)
+            shorter = shrink(marks.need, marks.placement, room)
             if shorter is None:
                 raise
-            placement = shorter
+            marks = marks.place(shorter)

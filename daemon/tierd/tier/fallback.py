@@ -10,6 +10,7 @@ from tierd.errors import DeviceLostError, DeviceTimeoutError, ModelError, TierdE
 from tierd.models import GGUFFile, build_plan
 from tierd.settings import Settings
 from tierd.slot import Placed, Site, Slot
+from tierd.tier.seat import DeviceSeat, SeatState
 
 if TYPE_CHECKING:
     from tierd.tier.device_site import DeviceSite
@@ -28,8 +29,14 @@ class TierFallback:
 
     def understudy(self, slot: Slot) -> Slot:
         """See Fallback. Raises ModelError where memory does not hold it."""
+        model = dataclasses.replace(slot.settings, context=slot.context, ctx_strict=True)
         try:
-            placed = self._put(slot, self._host, strict=True)
+            with GGUFFile.open(model.path) as file:
+                if build_plan(file) != slot.plan:
+                    raise ModelError(
+                        f"{slot.id}: {model.path} is not the file that was loaded; restart tierd"
+                    )
+                placed = self._host.put(model, self._settings, slot.plan, file)
         except MemoryError as error:
             raise ModelError(f"{slot.id}: there is not the memory to load it once more") from error
         library.trim()
@@ -49,31 +56,26 @@ class TierFallback:
     def rearm(self, slot: Slot) -> Placed:
         """See Fallback. Finds out first whether there is a device that works again.
 
-        With a context that was asked for and is not strict, its regions may be shorter than before.
+        With a context that was asked for and is not strict, its regions may be shorter than before. Where
+        there is no room any more beside the others that are there, it is away, and returned with its marks.
+        Where it fails the slot has its marks, for another try.
         """
         self._device.probe()
-        model = slot.settings
+        seat = slot.seat
+        assert isinstance(seat, DeviceSeat)
+        if seat.state is SeatState.LOST:
+            slot.marks = seat.save()
         try:
-            placed = self._put(
-                slot,
-                self._device,
-                strict=bool(self.refusal) or (model.ctx_strict and model.context > 0),
-            )
-        except (DeviceLostError, DeviceTimeoutError):
+            placed = self._device.come(seat, slot.marks)
+        except BaseException as error:
+            if seat.state is SeatState.RESTORED:
+                slot.marks = seat.save()
+            gone = isinstance(error, DeviceLostError | DeviceTimeoutError)
+            self._declined = isinstance(error, TierdError) and not gone
             raise
-        except TierdError:
-            self._declined = True
-            raise
+        slot.marks = placed.marks
         return dataclasses.replace(placed, fallback=self)
 
     def retry_at(self) -> float | None:
         """See Fallback. A model that the fresh device has declined is not offered again."""
         return None if self._declined else self._device.lost()
-
-    def _put(self, slot: Slot, site: Site, *, strict: bool) -> Placed:
-        """Put a slot's model somewhere else, with the slot's context."""
-        model = dataclasses.replace(slot.settings, context=slot.context, ctx_strict=strict)
-        with GGUFFile.open(model.path) as file:
-            if build_plan(file) != slot.plan:
-                raise ModelError(f"{slot.id}: {model.path} is not the file that was loaded; restart tierd")
-            return site.put(model, self._settings, slot.plan, file)

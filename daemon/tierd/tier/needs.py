@@ -60,6 +60,7 @@ def need_of(want: Want, plan: Plan, demand: Demand) -> Need:
         trained=plan.context,
         asked=want.ctx_max,
         strict=want.ctx_strict,
+        pinned=want.pinned,
         regions=want.regions,
         scratch=want.scratch,
         codec_asked=want.kv_dtype_asked,

@@ -91,6 +91,21 @@ class Tier:
         if self._device is not None:
             self._device.release(model)
 
+    def want(self, model: ModelSettings) -> Want:
+        """Return what loading a model asks of the device."""
+        return Want.of(model, self._settings)
+
+    def arm(self) -> bool:
+        """Open the device unless it is turned off, and return whether there is one; `status` says why not.
+
+        Takes seconds the first time.
+        """
+        return self._device is not None and not self._device.reason
+
+    def weight_budget(self) -> int:
+        """Return the bytes of the device that no model has now; 0 where none was opened."""
+        return 0 if self._device is None else self._device.reservations.free
+
     def status(self) -> TierStatus:
         """Return how the device stands."""
         return TierStatus(reason="gpu.mode is off") if self._device is None else self._device.status()
@@ -112,12 +127,14 @@ class Tier:
 class Foreseen:
     """Where a model would run. decline: why not on the device, "" when it would or is not meant to.
 
-    products: as in TierStatus, "" on the host.
+    products: as in TierStatus, "" on the host. turns: whether it may have to leave the device for others, as
+    not all of them fit there together.
     """
 
     outcome: str
     decline: str = ""
     products: str = ""
+    turns: bool = False
 
 
 def foresee(settings: Settings) -> dict[str, Foreseen]:
@@ -130,9 +147,12 @@ def foresee(settings: Settings) -> dict[str, Foreseen]:
             if site.reason:
                 return {model.id: Foreseen("cpu", site.reason) for model in settings.models}
             shares = site.shares()
-            there = Foreseen(site.outcome, products=site.status().products)
+            products = site.status().products
+            turns = any(not isinstance(share, str) and share.turns for share in shares.values())
             return {
-                model: Foreseen("cpu", share) if isinstance(share, str) else there
+                model: Foreseen("cpu", share)
+                if isinstance(share, str)
+                else Foreseen(site.outcome, products=products, turns=turns and not share.pinned)
                 for model, share in shares.items()
             }
 

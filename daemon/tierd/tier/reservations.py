@@ -16,7 +16,7 @@ class Reservations:
     """
 
     def __init__(self, budget: Callable[[], int]) -> None:
-        """budget: tells the bytes that all models may take; they may become fewer."""
+        """budget: tells the bytes that all models may take; they may become fewer. Waits for nothing."""
         self._budget = budget
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}
@@ -28,11 +28,21 @@ class Reservations:
         with self._lock:
             return dict(self._held)
 
+    def of(self, model: str) -> int:
+        """Return what a model has, 0 where it has none."""
+        with self._lock:
+            return self._held.get(model, 0)
+
     @property
     def free(self) -> int:
         """Bytes that nobody has."""
         with self._lock:
             return max(0, self._budget() - sum(self._held.values()))
+
+    def check_order(self, model: str) -> None:
+        """Raise OrderError where `take` would, whatever is free."""
+        with self._lock:
+            self._check_order(model)
 
     def take(self, model: str, size: int) -> None:
         """Reserve bytes for a model that has none.
@@ -42,11 +52,7 @@ class Reservations:
         """
         budget = self._budget()
         with self._lock:
-            if self._leaving:
-                names = ", ".join(sorted(self._leaving))
-                raise OrderError(f"{model} cannot come: {names} is to leave the device and has not dropped")
-            if model in self._held:
-                raise OrderError(f"{model} is on the device already")
+            self._check_order(model)
             free = max(0, budget - sum(self._held.values()))
             if size > free:
                 raise DeviceMemoryError(
@@ -78,3 +84,10 @@ class Reservations:
         with self._lock:
             self._held.pop(model, None)
             self._leaving.discard(model)
+
+    def _check_order(self, model: str) -> None:
+        if self._leaving:
+            names = ", ".join(sorted(self._leaving))
+            raise OrderError(f"{model} cannot come: {names} is to leave the device and has not dropped")
+        if model in self._held:
+            raise OrderError(f"{model} is on the device already")

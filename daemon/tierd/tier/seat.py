@@ -12,6 +12,7 @@ seat's state raises OrderError before anything is touched.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import Generic, Protocol, TypeVar
 
@@ -62,6 +63,15 @@ class Stage(Protocol[M]):
 
     reservations: Reservations
 
+    def bytes_of(self, model: str) -> int:
+        """Return what a model will take when it comes, 0 for an unknown one. Waits for nothing."""
+
+    def renew(self, marks: M) -> M:
+        """Return marks as they are on the device that there is now, which may be a fresh one.
+
+        Raises TierdError where there is none, or none that the model fits on alone.
+        """
+
     def arm(self, marks: M) -> tuple[Placed, M]:
         """Put a model there, whose bytes are reserved; return what it got, and its marks from now on.
 
@@ -78,12 +88,11 @@ class DeviceSeat(Generic[M]):
         self.state = SeatState.AWAY
         self._stage = stage
         self._marks: M | None = None
-        self._bytes = 0
 
     @property
     def bytes(self) -> int:
-        """What the model takes of the device when it is there; 0 before its first marks."""
-        return self._bytes
+        """What the model takes of the device, or will when it comes."""
+        return self._stage.reservations.of(self.model) or self._stage.bytes_of(self.model)
 
     @property
     def serves(self) -> bool:
@@ -131,28 +140,35 @@ class DeviceSeat(Generic[M]):
         self._go("restore", SeatState.AWAY)
         if marks.model != self.model:
             raise OrderError(f"{self.model} cannot restore: the marks are those of {marks.model}")
-        self._marks, self._bytes = marks, marks.bytes
+        self._marks = marks
         self.state = SeatState.RESTORED
 
     def rearm(self) -> Placed:
         """Put the model on the device; it is ARMED then, or RESTORED still where that fails.
 
-        OrderError while another is marked to leave and has not dropped. DeviceMemoryError where it does not
-        fit beside those that are there; DeviceError.
+        OrderError while another is marked to leave and has not dropped, and where the seat is given up
+        meanwhile. DeviceMemoryError where it does not
+        fit beside those that are there; DeviceError, and UnsupportedModelError, as the stage has it.
         """
         self._go("rearm", SeatState.RESTORED)
-        marks, reservations = self._marks, self._stage.reservations
-        assert marks is not None
-        reservations.take(self.model, marks.bytes)
+        assert self._marks is not None
+        reservations = self._stage.reservations
+        reservations.check_order(self.model)
+        self._marks = self._stage.renew(self._marks)
+        reservations.take(self.model, self._marks.bytes)
         try:
-            placed, self._marks = self._stage.arm(marks)
-            self._bytes = self._marks.bytes
-            reservations.adjust(self.model, self._bytes)
+            placed, marks = self._stage.arm(self._marks)
         except BaseException:
             reservations.release(self.model)
             raise
+        try:
+            reservations.adjust(self.model, marks.bytes)
+        except OrderError:
+            placed.home.executor.close()
+            raise
+        self._marks = marks
         self.state = SeatState.ARMED
-        return placed
+        return dataclasses.replace(placed, seat=self)
 
     def settle(self) -> None:
         """Note that the streams that came back are at home."""

@@ -13,7 +13,8 @@ class TierStatus:
     """backend: what runs models on the device. device: its name, "" when there is none; reason: why.
 
     products: how it multiplies by matrices, BIT_FOR_BIT or other words; "" when there is none.
-    used, budget: bytes that models take, and may. reservations: of each model that has got room there.
+    used, budget: bytes that models take, and may. reservations: those of each model that is there, or on its
+    way. away: those that each of the others will take when its turn comes.
     faults: how often the device failed in its work and was given up; fault: what it said last. retry_s:
     seconds until it is tried again, None where it is not.
     """
@@ -24,6 +25,7 @@ class TierStatus:
     used: int = 0
     budget: int = 0
     reservations: Mapping[str, int] = field(default_factory=dict)
+    away: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""
     faults: int = 0
     fault: str = ""

@@ -15,7 +15,7 @@ class Want:
     """A load's want. One that was made without arguments keeps the load off the device.
 
     mode: gpu.mode. require: the tier that must be reached, "none" for none. streams: served at a time.
-    max_rows: of a step.
+    max_rows: of a step. pinned: it never leaves the device for another.
     Its pins: regions: streams whose K/V lies there. ctx_max: positions of each, 0 for as many as fit.
     ctx_strict: not one fewer. kv_dtype: how they are kept, kv_dtype_asked: because somebody said so.
     resident_prefill_allowed: a region more is there, for prompts of streams whose K/V lies elsewhere.
@@ -25,6 +25,7 @@ class Want:
     require: str = "none"
     streams: int = 0
     max_rows: int = 0
+    pinned: bool = False
     regions: int = 0
     ctx_max: int = 0
     ctx_strict: bool = False
@@ -42,6 +43,7 @@ class Want:
             require=settings.required(model),
             streams=model.streams,
             max_rows=min(settings.engine.chunk_rows + model.streams, _MOST_ROWS),
+            pinned=model.pin,
             regions=model.regions or model.streams,
             ctx_max=model.context,
             ctx_strict=model.ctx_strict,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
+from tierd.backends.absent import AbsentExecutor
 from tierd.backends.host import ThreadPool
+from tierd.backends.moves import row_bytes
 from tierd.backends.resident import regions
 from tierd.backends.resident.executor import ResidentExecutor
-from tierd.backends.resident.image import open_image
+from tierd.backends.resident.image import Image, open_image
 from tierd.backends.resident.lowering import Lowering
 from tierd.backends.resident.memory import Demand, ModelMemory, Shape
 from tierd.backends.resident.program import Pipelines
@@ -17,6 +25,25 @@ from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan
 from tierd.progress import Progress
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A model as a device takes it, each time that it is put there.
+
+    demand: of the device that it was prepared for. image: its weights, packed and mapped. codec, shapes: of
+    K and V, and of keys by layer.
+    """
+
+    plan: Plan
+    demand: Demand
+    codec: KVCodec
+    image: Image
+    shapes: Mapping[int, npt.NDArray[np.float32]]
+
+    def close(self) -> None:
+        """Let go of the weights. Idempotent; it cannot be armed any more."""
+        self.image.close()
 
 
 class ResidentBackend:
@@ -37,24 +64,16 @@ class ResidentBackend:
         regions.check_codec(codec, lowering.stores.values())
         return Demand(plan, file, lowering, self.device.facts)
 
-    def compile(
-        self,
-        plan: Plan,
-        file: GGUFFile,
-        *,
-        codec: KVCodec,
-        shape: Shape,
-        packing: Progress | None = None,
-        uploading: Progress | None = None,
-    ) -> ResidentExecutor:
-        """Put a model on the device. Takes seconds; may be called from any thread.
+    def prepare(
+        self, plan: Plan, file: GGUFFile, codec: KVCodec, packing: Progress | None = None
+    ) -> Prepared:
+        """Pack a model's weights, or find them packed. Takes seconds; may be called from any thread.
 
-        packing, uploading: called as its weights are packed, unless they are kept packed, and copied there.
-
-        Raises UnsupportedModelError, ModelError, and DeviceError where it does not fit. Copies what it needs
-        of the file.
+        packing: called as they are packed. Raises UnsupportedModelError, and ModelError where there is no
+        place for them. The file may be closed afterwards.
         """
         demand = self.demand(plan, file, codec)
+        shapes = shape_tables(plan, file, codec)
         image = open_image(
             file,
             demand.matrices,
@@ -63,22 +82,57 @@ class ResidentBackend:
             pool=self._pool,
             progress=packing,
         )
-        try:
-            shapes = shape_tables(plan, file, codec)
-            memory = ModelMemory(self.device, demand, image, codec, shape, shapes=shapes, uploading=uploading)
-        finally:
-            image.close()
+        return Prepared(plan, demand, codec, image, shapes)
+
+    def arm(self, prepared: Prepared, shape: Shape, uploading: Progress | None = None) -> ResidentExecutor:
+        """Put a model on the device. Takes seconds; may be called from any thread.
+
+        uploading: called as its weights are copied there. Raises DeviceError where it does not fit, and
+        UnsupportedModelError where it was prepared for another device and this one lacks what it needs.
+        """
+        demand = prepared.demand.on(self.device.facts)
+        memory = ModelMemory(
+            self.device,
+            demand,
+            prepared.image,
+            prepared.codec,
+            shape,
+            shapes=prepared.shapes,
+            uploading=uploading,
+        )
         try:
             return ResidentExecutor(
                 self.device,
                 self._pipelines,
-                plan,
+                prepared.plan,
                 demand.lowering,
                 memory,
-                codec=codec,
+                codec=prepared.codec,
                 shape=shape,
                 split=demand.split(shape.positions),
             )
         except BaseException:
             memory.close()
             raise
+
+    def compile(self, plan: Plan, file: GGUFFile, *, codec: KVCodec, shape: Shape) -> ResidentExecutor:
+        """Prepare a model and put it on the device, for good: its weights are let go of. See both."""
+        with contextlib.closing(self.prepare(plan, file, codec)) as prepared:
+            return self.arm(prepared, shape)
+
+
+def absent(prepared: Prepared, shape: Shape) -> AbsentExecutor:
+    """Return the facts of the executor that arming a model would make."""
+    codec, executor = prepared.codec, ResidentExecutor
+    return AbsentExecutor(
+        name=executor.name,
+        page_positions=shape.positions,
+        page_bytes=regions.region_bytes(prepared.demand.stores, codec, shape.positions),
+        pages=shape.regions,
+        max_rows=shape.max_rows,
+        vocabulary=prepared.plan.vocabulary,
+        row_bytes=row_bytes(prepared.plan, codec),
+        depth=executor.depth,
+        prefill_continues=executor.prefill_continues,
+        rewinds=executor.rewinds,
+    )

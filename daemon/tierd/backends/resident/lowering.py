@@ -36,7 +36,7 @@ class Lowering:
     def __init__(self, plan: Plan, file: GGUFFile) -> None:
         """Raises UnsupportedModelError, naming the op, for what the device's kernels lack."""
         self._plan = plan
-        self._file = file
+        self._tensors = file.tensors
         self.body: list[ops.Op] = []
         self.tail: list[ops.Op] = []
         self._ops = self.body
@@ -51,7 +51,7 @@ class Lowering:
 
     def is_float(self, matrix: ops.Matrix) -> bool:
         """Whether a matrix multiplies floats, not quantised values."""
-        return self._file.tensors[matrix.tensors[0]].format.name in _FLOAT_FORMATS
+        return self._tensors[matrix.tensors[0]].format.name in _FLOAT_FORMATS
 
     def _row_stores(self) -> dict[int, RowStore]:
         stores = {}
@@ -140,7 +140,7 @@ class Lowering:
         for op in self._plan.ops[index + 1 :]:
             if not isinstance(op, models.MatMul) or not expected or op.out != expected.pop(0):
                 return
-            tensor, other = self._file.tensors[before.weight], self._file.tensors[op.weight]
+            tensor, other = self._tensors[before.weight], self._tensors[op.weight]
             joins = tensor.format is other.format and tensor.shape[0] % ROW_GROUP == 0
             if op.src != first.src or not joins or (op.bias is None) != (first.bias is None):
                 return

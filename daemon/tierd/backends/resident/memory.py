@@ -5,6 +5,7 @@ Weights come in a buffer per matrix, K and V in one per layer, what steps comput
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -70,14 +71,22 @@ class Demand:
         self.vectors = tuple(_vectors(every))
         self.ropes = tuple({op.rope: 0 for op in every if isinstance(op, ops.Heads) and op.rope is not None})
         self.layout = ImageLayout.of(file.tensors, self.matrices, self.vectors)
-        for op in every:
-            if isinstance(op, ops.Product):
-                check_outputs(facts, self.layout.matrices[op.matrix].rows)
+        self._products = [op.matrix for op in every if isinstance(op, ops.Product)]
+        self._check(facts)
         self.stores: tuple[RowStore, ...] = tuple(lowering.stores.values())
         self._attends = [op for op in every if isinstance(op, ops.Attend)]
         self.lowering = lowering
         self._plan = plan
         self.facts = facts
+
+    def on(self, facts: DeviceFacts) -> Demand:
+        """Return what the model needs of a device of other facts. Raises UnsupportedModelError, as before."""
+        if facts == self.facts:
+            return self
+        self._check(facts)
+        other = copy.copy(self)
+        other.facts = facts
+        return other
 
     def activations(self, shape: Shape) -> Activations:
         """Place what steps compute with."""
@@ -94,6 +103,10 @@ class Demand:
         split = self.split(shape.positions)
         steps = self.activations(shape).size + SEATS * logits_bytes(self._plan.vocabulary, shape.selected)
         return self.layout.size + ropes + steps + split.partials + split.counters
+
+    def _check(self, facts: DeviceFacts) -> None:
+        for matrix in self._products:
+            check_outputs(facts, self.layout.matrices[matrix].rows)
 
 
 class Activations:
