@@ -31,16 +31,23 @@ class NullMarks:
 class NullStage:
     """patience: seconds that it takes to arm. broken: errors that the next tries to arm meet.
 
-    armed: models, in the order in which they came.
+    armed: models, in the order in which they came. sizes: what each takes.
     """
 
     budget: int
     patience: float = 0.0
     broken: list[Exception] = field(default_factory=list)
     armed: list[str] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.reservations = Reservations(lambda: self.budget)
+
+    def bytes_of(self, model: str) -> int:
+        return self.sizes.get(model, 0)
+
+    def renew(self, marks: NullMarks) -> NullMarks:
+        return marks
 
     def arm(self, marks: NullMarks) -> tuple[Placed, NullMarks]:
         time.sleep(self.patience)
@@ -72,6 +79,7 @@ def seated_slot(settings: ModelSettings, stage: NullStage, *, size: int, on: boo
     assert isinstance(fallback, NullFallback)
     slot.seat = seat = DeviceSeat(settings.id, stage)
     slot.marks = NullMarks(settings.id, size, fallback.arm, slot.scratch)
+    stage.sizes[settings.id] = size
     seat.restore(slot.marks)
     if on:
         slot.capture(seat.rearm())
