@@ -287,18 +287,15 @@ def test_no_other_choice_leaves_less_work(standings: list[Standing], budget: int
 
 
 @given(STANDINGS, st.integers(0, 14), PATIENCE, TIMES)
-@example([asks("m0", 5, 0.1), busy("m1", 6)], 6, Rules(hold_s=0.3, max_wait_s=0.2), 0.2)
+@example([asks("m0", 5, 0.0), busy("m1", 6, 1.1)], 6, Rules(hold_s=2.2, max_wait_s=0.0), 3.3)
 def test_before_the_next_look_the_answer_stays(
     standings: list[Standing], budget: int, rules: Rules, now: float
 ) -> None:
     answer = next_switch(standings, budget, rules, now)
     look = next_look(standings, budget, rules, now)
-    if look is None:
-        times = [now + 0.1, now + 0.3, 1e9]
-    else:
-        assert look > now
-        times = [math.nextafter(now, look), now + (look - now) / 2, math.nextafter(look, now)]
-    for later in times:
+    assert look is None or look > now
+    last = 1e9 if look is None else math.nextafter(look, now)
+    for later in (now + (last - now) / 3, now + (last - now) / 2, last):
         assert next_switch(standings, budget, rules, later) == answer
 
 

@@ -159,9 +159,8 @@ def _least(free: Collection[Standing], need: int) -> tuple[str, ...] | None:
         if not busy:
             return None
         # The longest there that suffices; while none does, the largest: no other choice takes fewer in all.
-        chosen = next((one for one in busy if one.bytes >= short), None) or max(
-            busy, key=lambda one: one.bytes
-        )
+        largest = max(busy, key=lambda one: one.bytes)
+        chosen = next((one for one in busy if one.bytes >= short), largest)
         busy.remove(chosen)
         working.append(chosen)
         short -= chosen.bytes
