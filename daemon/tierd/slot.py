@@ -269,7 +269,7 @@ class Slot:
         self.home = placed.home
         self.outcome, self.device = placed.outcome, placed.device
         self.decline, self.declined = placed.resident_decline, placed.declined
-        self.scratch = placed.scratch
+        self.scratch, self.marks = placed.scratch, placed.marks
         return self.outcome
 
     def flush(self) -> int:
@@ -305,7 +305,8 @@ def open_slot(model: ModelSettings, settings: Settings, site: Site) -> Slot:
     log.info(
         "model=%s loaded in %.2f s: %s on %s, context %d%s, %d streams, "
         "K/V %s in %d pages of %d positions (%.0f MiB)",
-        model.id, time.monotonic() - started, slot.plan.architecture, slot.outcome, slot.context,
+        model.id, time.monotonic() - started, slot.plan.architecture,
+        slot.outcome if slot.serves else f"{slot.outcome} when it is its turn", slot.context,
         "" if model.context or slot.context == slot.plan.context
         else f" of the model's {slot.plan.context} (K/V memory allows no more)",
         model.streams, model.codec, pages, positions,

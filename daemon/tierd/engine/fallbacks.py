@@ -224,9 +224,12 @@ class Fallbacks:
             return
         slot.capture(result)
         slot.lost, slot.back = "", time.monotonic()
+        self.arrived(slot)
+        if result.marks is not None:
+            log.info("model=%s takes its turn on the device, which works again", slot.id)
+            return
         if slot.seat is not None:
             slot.seat.settle()
-        self.arrived(slot)
         log.info("model=%s is on the device again", slot.id)
 
     def _is_left(self, slot: Slot) -> bool:

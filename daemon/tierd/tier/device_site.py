@@ -199,10 +199,8 @@ class DeviceSite:
         device = verdict.device
         if device is None:
             return status
-        try:
-            budget = device.budget()
-        except DeviceLostError as error:  # it was given up a moment ago
-            return dataclasses.replace(status, reason=str(error))
+        if device.abandoned:  # a moment ago
+            return dataclasses.replace(status, reason=device.abandoned)
         held = self.reservations.held
         return dataclasses.replace(
             status,
@@ -210,7 +208,7 @@ class DeviceSite:
             device=device.facts.name,
             products=products_of(device),
             used=device.used,
-            budget=budget,
+            budget=self._total,
             reservations=held,
             away={model: seat.bytes for model, seat in self._seats.copy().items() if model not in held},
         )
