@@ -66,6 +66,7 @@ class Operation:
         self._phases: list[PhaseView] = []
         self._done = self._total = 0
         self._seconds = 0.0
+        self._watchers: tuple[Callable[[], None], ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -91,16 +92,32 @@ class Operation:
                 seconds=round(seconds, 6),
             )
 
-    def enter(self, phase: str) -> None:
-        """Begin a phase; the one before is over."""
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after each change, in the thread that makes it; it must neither block nor raise."""
         with self._lock:
+            self._watchers += (changed,)
+
+    def unwatch(self, changed: Callable[[], None]) -> None:
+        """Call it no more. A call that another thread has begun may still come."""
+        with self._lock:
+            self._watchers = tuple(watcher for watcher in self._watchers if watcher != changed)
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase; the one before is over. Nothing happens where the operation has ended."""
+        with self._lock:
+            if self.ended:
+                return
             self._end_phase()
             self._phase, self._done, self._total = phase, 0, 0
+        self._tell()
 
     def progress(self, done: int, total: int) -> None:
-        """Tell how far the phase is."""
+        """Tell how far the phase is. Nothing happens where the operation has ended."""
         with self._lock:
+            if self.ended or (self._done, self._total) == (done, total):
+                return
             self._done, self._total = done, total
+        self._tell()
 
     def finish(self) -> None:
         """Note that it is done. Nothing happens where it has ended."""
@@ -129,6 +146,11 @@ class Operation:
             self.failure = error
             self._seconds = self._clock() - self._began
             self._phase, self._state = "", state
+        self._tell()
+
+    def _tell(self) -> None:
+        for changed in self._watchers:
+            changed()
 
     def _end_phase(self) -> None:
         now = self._clock()
