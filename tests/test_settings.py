@@ -10,7 +10,15 @@ import pytest
 
 from tierd.errors import SettingsError
 from tierd.models.formats import KV_CODECS
-from tierd.settings import KV_DTYPES, ModelSettings, Settings, load_settings, split_address
+from tierd.settings import (
+    KV_DTYPES,
+    GPUSettings,
+    ModelSettings,
+    Settings,
+    load_settings,
+    model_at_run_time,
+    split_address,
+)
 
 MANUAL = Path(__file__).resolve().parent.parent / "config" / "tierd.toml"
 
@@ -233,6 +241,67 @@ def test_bad_flags_are_named(models: list[str], listen: str | None, message: str
     with pytest.raises(SettingsError) as caught:
         load_settings(None, models=[Path(model) for model in models], listen=listen)
     assert str(caught.value).startswith(message)
+
+
+@pytest.fixture
+def models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "tierd" / "models"
+
+
+def test_a_table_at_run_time_is_one_of_the_settings(models_folder: Path) -> None:
+    table = {"id": "a", "path": "m.gguf", "streams": 3, "temperature": 0, "chat_template": "/t.jinja"}
+    assert model_at_run_time(Settings(), table) == ModelSettings(
+        id="a",
+        path=models_folder / "m.gguf",
+        streams=3,
+        temperature=0.0,
+        chat_template=Path("/t.jinja"),
+    )
+    assert model_at_run_time(Settings(), {"path": "/x/m.Q4.gguf"}) == ModelSettings(
+        id="m.Q4", path=Path("/x/m.Q4.gguf")
+    )
+
+
+def test_a_table_at_run_time_changes_what_is_known() -> None:
+    base = ModelSettings(id="a", path=Path("/a.gguf"), default=True, streams=3, weight=2)
+    assert model_at_run_time(Settings(), {"id": "a"}, base) == base
+    assert model_at_run_time(Settings(), {"id": "a", "streams": 5}, base) == dataclasses.replace(
+        base, streams=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "message"),
+    [
+        ({"path": "/m", "contxt": 1}, "contxt", "contxt is not a setting; did you mean context?"),
+        ({"path": "/m", "default": True}, "default", "default is not a setting; known here: chat_template,"),
+        ({"path": "/m", "streams": 0}, "streams", "streams must lie between 1 and 1024, not 0"),
+        ({"path": "/m", "streams": 2.0}, "streams", "streams must be a whole number, not 2.0"),
+        ({"path": "/m", "pin": None}, "pin", "pin must be true or false, not None"),
+        ({"path": "/m", "kv_dtype": ["f16"]}, "kv_dtype", "kv_dtype must be text in quotes, not ['f16']"),
+        ({"path": "/m", "id": "a b"}, "id", "id must be a name"),
+        ({"path": "/a b.gguf"}, "id", "id is missing, and the file's name, 'a b', would have to be a name"),
+        ({"path": ""}, "path", "path must be a path in quotes, not ''"),
+        ({"path": 7}, "path", "path must be a path in quotes, not 7"),
+        ({"path": "/m\0"}, "path", "path must be a path in quotes, not '/m\\x00'"),
+        ({"path": "~no-such-user/m"}, "path", "path begins with a ~ of nobody: '~no-such-user/m'"),
+        ({"id": "a"}, "path", "path is missing"),
+        ({"path": "/m", "require": "resident"}, "require", "'m' cannot be resident on the GPU"),
+    ],
+)
+def test_a_table_at_run_time_that_is_wrong_names_the_key(
+    table: dict[str, object], key: str, message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        model_at_run_time(Settings(gpu=GPUSettings(mode="off")), table)
+    assert str(caught.value).startswith(message)
+    assert caught.value.key == key
+
+
+def test_a_path_that_no_file_can_have_is_left_to_whoever_opens_it(models_folder: Path) -> None:
+    name = 5000 * "x"
+    assert model_at_run_time(Settings(), {"id": "a", "path": name}).path == models_folder / name
 
 
 @pytest.mark.parametrize(

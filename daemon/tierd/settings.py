@@ -325,8 +325,37 @@ def load_settings(
     named = tuple(_model_from_flag(model) for model in models)
     where = str(path) if path else "--model"
     settings = dataclasses.replace(settings, models=_settle_models(where, settings.models + named))
-    _check_required(where, settings)
+    for model in settings.models:
+        _check_required(f"{where}: ", settings, model)
     return settings
+
+
+def model_at_run_time(
+    settings: Settings, table: Mapping[str, Any], base: ModelSettings | None = None
+) -> ModelSettings:
+    """Return the model of a table that comes while the server runs, with the keys of a [[models]] table.
+
+    base: whose values stand where the table is silent; without it the table needs a path, and a silent id is
+    the file's stem. Relative paths are looked up in the models directory, so this may wait for a disk.
+    `default` is no key of it. Raises SettingsError, whose `key` is the one at fault.
+    """
+    origin = _Origin("", models_directory())
+    rows = typing.get_type_hints(ModelSettings)
+    del rows["default"]
+    _refuse_unknown(origin, "", table, rows)
+    values = _values(origin, "", ModelSettings, table)
+    if base is not None:
+        model = dataclasses.replace(base, **values)
+    else:
+        if "path" not in values:
+            raise origin.fault("path", "is missing; it is that of a GGUF file")
+        stem = values["path"].stem
+        complaint = "" if "id" in values else _model_id(stem)
+        if complaint:
+            raise origin.fault("id", f"is missing, and the file's name, {stem!r}, would have to {complaint}")
+        model = ModelSettings(**{"id": stem} | values)
+    _check_required("", settings, model)
+    return model
 
 
 def _model_from_flag(path: Path) -> ModelSettings:
@@ -356,17 +385,15 @@ def _settle_models(where: str, models: tuple[ModelSettings, ...]) -> tuple[Model
     return (dataclasses.replace(models[0], default=True), *models[1:])
 
 
-def _check_required(where: str, settings: Settings) -> None:
-    """Raise SettingsError where a tier is required that the settings keep off."""
-    if settings.gpu.mode != "off":
-        return
-    for model in settings.models:
-        required = settings.required(model)
-        if required != "none":
-            raise SettingsError(
-                f"{where}: {model.id!r} cannot be {required} on the GPU, as `require` demands, "
-                "while gpu.mode is off; change one of them"
-            )
+def _check_required(prefix: str, settings: Settings, model: ModelSettings) -> None:
+    """Raise SettingsError where a tier is required that the settings keep off. prefix: begins its message."""
+    required = settings.required(model)
+    if settings.gpu.mode == "off" and required != "none":
+        raise SettingsError(
+            f"{prefix}{model.id!r} cannot be {required} on the GPU, as `require` demands, "
+            "while gpu.mode is off; change one of them",
+            key="require",
+        )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -395,21 +422,34 @@ _Section = TypeVar(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where tables come from. prefix: begins messages. folder: where relative paths are looked up first."""
+
+    prefix: str
+    folder: Path
+
+    def fault(self, key: str, what: str) -> SettingsError:
+        """Return the error of a key. what: words that follow it."""
+        return SettingsError(f"{self.prefix}{key} {what}", key=key)
+
+
 def _parse(file: Path, document: Mapping[str, Any]) -> Settings:
+    origin = _Origin(f"{file}: ", file.parent)
     sections = typing.get_type_hints(Settings)
-    _refuse_unknown(file, "", document, sections)
+    _refuse_unknown(origin, "", document, sections)
     values: dict[str, Any] = {}
     for name, content in document.items():
         if name == "models":
             if not _is_tables(content):
-                raise SettingsError(f"{file}: models must be written as [[models]] tables")
+                raise origin.fault("models", "must be written as [[models]] tables")
             values[name] = tuple(
-                _section(file, f"models[{i}]", ModelSettings, table) for i, table in enumerate(content)
+                _section(origin, f"models[{i}]", ModelSettings, table) for i, table in enumerate(content)
             )
         elif isinstance(content, dict):
-            values[name] = _section(file, name, sections[name], content)
+            values[name] = _section(origin, name, sections[name], content)
         else:
-            raise SettingsError(f"{file}: {name} must be a table, written as [{name}]")
+            raise origin.fault(name, f"must be a table, written as [{name}]")
     return Settings(**values)
 
 
@@ -417,33 +457,42 @@ def _is_tables(content: object) -> bool:
     return isinstance(content, list) and all(isinstance(table, dict) for table in content)
 
 
-def _section(file: Path, name: str, kind: type[_Section], table: Mapping[str, Any]) -> _Section:
-    hints = typing.get_type_hints(kind)
-    _refuse_unknown(file, f"{name}.", table, hints)
-    values: dict[str, Any] = {}
+def _section(origin: _Origin, name: str, kind: type[_Section], table: Mapping[str, Any]) -> _Section:
+    prefix = f"{name}."
+    _refuse_unknown(origin, prefix, table, typing.get_type_hints(kind))
+    values = _values(origin, prefix, kind, table)
     for row in dataclasses.fields(kind):
-        key = f"{name}.{row.name}"
-        if row.name in table:
-            value = _convert(file, key, hints[row.name], table[row.name])
-            complaint = row.metadata["check"](value) if "check" in row.metadata else ""
-            if complaint:
-                raise SettingsError(f"{file}: {key} must {complaint}, not {table[row.name]!r}")
-            values[row.name] = value
-        elif row.default is dataclasses.MISSING:
-            raise SettingsError(f"{file}: {key} is missing; a [[models]] table needs an id and a path")
+        if row.name not in values and row.default is dataclasses.MISSING:
+            raise origin.fault(prefix + row.name, "is missing; a [[models]] table needs an id and a path")
     return kind(**values)
 
 
-def _refuse_unknown(file: Path, prefix: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
+def _values(origin: _Origin, prefix: str, kind: type[_Section], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of those rows that a table has, converted and checked. prefix: of their keys."""
+    hints = typing.get_type_hints(kind)
+    locate = _locate if kind is ModelSettings else _beside
+    values: dict[str, Any] = {}
+    for row in dataclasses.fields(kind):
+        if row.name in table:
+            key, given = prefix + row.name, table[row.name]
+            value = _convert(origin, key, hints[row.name], given, locate)
+            complaint = row.metadata["check"](value) if "check" in row.metadata else ""
+            if complaint:
+                raise origin.fault(key, f"must {complaint}, not {given!r}")
+            values[row.name] = value
+    return values
+
+
+def _refuse_unknown(origin: _Origin, prefix: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean {prefix}{near[0]}?" if near else "known here: " + ", ".join(sorted(known))
-            raise SettingsError(f"{file}: {prefix}{key} is not a setting; {hint}")
+            raise origin.fault(prefix + key, f"is not a setting; {hint}")
 
 
-def _convert(file: Path, key: str, wanted: Any, value: Any) -> Any:
-    """Turn a TOML value into the row's type. TOML tells integers, floats and booleans apart."""
+def _convert(origin: _Origin, key: str, wanted: Any, value: Any, locate: Callable[[Path, str], Path]) -> Any:
+    """Turn a value into the row's type. TOML and JSON tell integers, floats and booleans apart."""
     if wanted is float and type(value) is int:
         try:
             return float(value)
@@ -451,12 +500,15 @@ def _convert(file: Path, key: str, wanted: Any, value: Any) -> Any:
             return math.inf if value > 0 else -math.inf
     if wanted in _WORDS and type(value) is wanted:
         return value
-    if wanted in (Path, Path | None) and isinstance(value, str):
+    if wanted in (Path, Path | None) and isinstance(value, str) and "\0" not in value:
         if value:
-            return _locate(file, value) if key.startswith("models[") else _beside(file, value)
+            try:
+                return locate(origin.folder, value)
+            except RuntimeError as error:
+                raise origin.fault(key, f"begins with a ~ of nobody: {value!r}") from error
         if wanted is not Path:
             return None
-    raise SettingsError(f"{file}: {key} must be {_WORDS.get(wanted, 'a path in quotes')}, not {value!r}")
+    raise origin.fault(key, f"must be {_WORDS.get(wanted, 'a path in quotes')}, not {value!r}")
 
 
 _WORDS: Mapping[Any, str] = {
@@ -467,15 +519,15 @@ _WORDS: Mapping[Any, str] = {
 }
 
 
-def _beside(file: Path, text: str) -> Path:
-    return file.parent / Path(text).expanduser()
+def _beside(folder: Path, text: str) -> Path:
+    return folder / Path(text).expanduser()
 
 
-def _locate(file: Path, text: str) -> Path:
-    """Look a relative path up beside the settings file, then in the models directory.
+def _locate(folder: Path, text: str) -> Path:
+    """Look a relative path up in a folder, then in the models directory.
 
-    What is found nowhere stays beside the settings file: whoever opens it reports that.
+    What is found nowhere stays in the folder: whoever opens it reports that.
     """
-    beside = _beside(file, text)
-    elsewhere = models_directory() / Path(text).expanduser()
-    return elsewhere if elsewhere.exists() and not beside.exists() else beside
+    beside = _beside(folder, text)
+    elsewhere = _beside(models_directory(), text)
+    return elsewhere if os.path.exists(elsewhere) and not os.path.exists(beside) else beside
