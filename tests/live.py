@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import httpx
@@ -18,11 +17,11 @@ from tierd.backends.null import NullBackend
 from tierd.backends.protocol import Backend
 from tierd.core import Batch
 from tierd.engine import Engine
-from tierd.http import AdminServer, Mailboxes, Server, create_admin_app, create_app
+from tierd.http import AdminServer, Mailboxes, Operations, Roster, Server, create_admin_app, create_app
 from tierd.http.listeners import listen
 from tierd.metrics import Metrics
 from tierd.settings import ModelSettings, Settings
-from tierd.slot import open_slot
+from tierd.slot import Slot, open_slot
 from tierd.tier.host_site import HostSite
 
 LONG_WAIT_S = 20
@@ -30,12 +29,13 @@ LONG_WAIT_S = 20
 
 @dataclass(frozen=True)
 class Live:
-    """A running server, and a client of it."""
+    """A running server, and a client of it. operations: what its admin API has begun."""
 
     url: str
     engine: Engine
     server: Server
     http: httpx.Client
+    operations: Operations
 
     def post(self, path: str, body: object) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -72,18 +72,26 @@ def serve(
     *,
     backend: Backend | None = None,
     admin: Sequence[tuple[socket.socket, str | None]] = (),
+    before_open: Callable[[ModelSettings], None] = lambda model: None,
     **sections: Any,
 ) -> Iterator[Live]:
     """Run a server. admin: listeners of the admin API, each with its token, None for none.
 
+    before_open: called in the worker that opens a model; may wait, and may raise to play a fault.
     sections: of the settings, other than models and admin.
     """
     settings = Settings(models=tuple(models), **sections)
     mailboxes = Mailboxes()
     metrics = Metrics("test")
+    site = HostSite(backend or NullBackend())
+
+    def opened(model: ModelSettings) -> Slot:
+        before_open(model)
+        return open_slot(model, settings, site)
+
     engine = Engine(
         mailboxes.deliver,
-        open_slot=partial(open_slot, settings=settings, site=HostSite(backend or NullBackend())),
+        open_slot=opened,
         metrics=metrics,
         settings=settings,
     )
@@ -98,15 +106,18 @@ def serve(
         begun.set()
 
     with closing(listen("127.0.0.1:0")) as listener:
-        app = create_app(engine, mailboxes, metrics, settings)
-        beside = [AdminServer(create_admin_app(engine, settings, token), door) for door, token in admin]
+        roster, operations = Roster(settings), Operations()
+        app = create_app(engine, mailboxes, metrics, roster)
+        beside = [
+            AdminServer(create_admin_app(engine, roster, operations, token), door) for door, token in admin
+        ]
         server = Server(app, engine, listener, on_listening, beside, settings.server)
         thread = threading.Thread(target=server.serve_until_stopped)
         thread.start()
         try:
             assert begun.wait(LONG_WAIT_S)
             with httpx.Client(base_url=listening[0], timeout=LONG_WAIT_S, trust_env=False) as client:
-                yield Live(listening[0], engine, server, client)
+                yield Live(listening[0], engine, server, client, operations)
         finally:
             server.stop()
             thread.join(LONG_WAIT_S)

@@ -2,50 +2,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 import tierd
-from live import LONG_WAIT_S, Gate, Live, error_of, serve, wait_until
-from tierd.backends.null import NullBackend
-from tierd.http.listeners import listen, listen_at, url
+from live import error_of, wait_until
+from live_admin import TOKEN, Administered, administered, body, status_of
 from tierd.settings import ModelSettings
-
-TOKEN = "correct horse battery".replace(" ", "-")
-
-
-@dataclass(frozen=True)
-class Administered:
-    """A server of the models "one" and "two", its admin API by socket and by TCP, and its device's gate."""
-
-    live: Live
-    unix: httpx.Client
-    tcp: httpx.Client
-    gate: Gate
-
-
-@contextmanager
-def administered(tiny_model: ModelSettings, path: Path) -> Iterator[Administered]:
-    models = [replace(tiny_model, id="one"), replace(tiny_model, id="two", default=False, streams=2)]
-    gate = Gate()
-    with (
-        listen_at(path) as unix,
-        closing(listen("127.0.0.1:0")) as tcp,
-        serve(models, backend=NullBackend(before_step=gate), admin=[(unix, None), (tcp, TOKEN)]) as live,
-        httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://admin", timeout=LONG_WAIT_S
-        ) as by_socket,
-        httpx.Client(base_url=url(tcp), timeout=LONG_WAIT_S, trust_env=False) as by_tcp,
-    ):
-        try:
-            yield Administered(live, by_socket, by_tcp, gate)
-        finally:
-            gate.open()
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +27,6 @@ def held(tiny_model: ModelSettings, tmp_path: Path) -> Iterator[Administered]:
         yield server
 
 
-def body(response: httpx.Response) -> Any:
-    assert response.status_code == 200
-    assert response.headers["content-type"] == "application/json"
-    return response.json()
-
-
-def status_of(server: Administered, model: str) -> Any:
-    (status,) = (entry for entry in body(server.unix.get("/status"))["models"] if entry["id"] == model)
-    return status
-
-
 def ask(server: Administered, model: str) -> None:
     """Let a model answer, so that its prefix cache keeps something."""
     request = {"model": model, "prompt": list(range(1, 30)), "max_tokens": 2, "ignore_eos": True}
@@ -81,10 +35,13 @@ def ask(server: Administered, model: str) -> None:
 
 def test_status_tells_how_the_models_stand(server: Administered) -> None:
     answer = body(server.unix.get("/status"))
-    assert set(answer) == {"version", "uptime_s", "models", "loading", "bank"}
+    assert set(answer) == {
+        "version", "uptime_s", "models", "loading", "unloaded", "switch", "switches", "bank",
+    }  # fmt: skip
     assert answer["version"] == tierd.__version__
     assert 0 < answer["uptime_s"] < 60
-    assert answer["loading"] == []
+    assert (answer["loading"], answer["unloaded"]) == ([], [])
+    assert (answer["switch"], answer["switches"]) == (None, 0)
     assert [model["id"] for model in answer["models"]] == ["one", "two"]
     for model in answer["models"]:
         pages = model.pop("pages")
@@ -93,6 +50,7 @@ def test_status_tells_how_the_models_stand(server: Administered) -> None:
             "outcome": "cpu",
             "device": "null",
             "decline": "",
+            "seat": "",
             "running": 0,
             "paused": 0,
             "waiting": 0,
@@ -138,6 +96,7 @@ def test_sessions_are_the_streams_that_run(held: Administered) -> None:
             "generated": 3,
             "paused": False,
             "moving": False,
+            "away": False,
             "reason": None,
             "words": "",
         }
@@ -213,7 +172,23 @@ def test_what_is_not_there_is_answered_in_the_same_shape(server: Administered) -
 
 
 @pytest.mark.parametrize(
-    "path", ["/status", "/slots", "/tier", "/regions", "/sessions", "/passes", "/flush", "/drain"]
+    "path",
+    [
+        "/status",
+        "/slots",
+        "/tier",
+        "/regions",
+        "/sessions",
+        "/passes",
+        "/flush",
+        "/models/load",
+        "/models/unload",
+        "/models/activate",
+        "/drain",
+        "/resume",
+        "/operations",
+        "/operations/load-1",
+    ],
 )
 def test_the_public_listener_has_none_of_it(server: Administered, path: str) -> None:
     for method in ("GET", "POST"):

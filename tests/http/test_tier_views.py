@@ -18,8 +18,9 @@ from tierd.engine import (
     RegionState,
     SessionSnapshot,
     Snapshot,
+    SwitchSnapshot,
 )
-from tierd.http import create_admin_app
+from tierd.http import Operations, Roster, create_admin_app
 from tierd.metrics import Metrics
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import Slot
@@ -56,7 +57,7 @@ def get(path: str, snapshot: Snapshot | None = None, tier: TierStatus | None = N
     engine._loop.snapshot = snapshot or Snapshot()
 
     async def ask() -> Any:
-        transport = httpx.ASGITransport(create_admin_app(engine, Settings()))
+        transport = httpx.ASGITransport(create_admin_app(engine, Roster(Settings()), Operations()))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             response = await client.get(path)
             assert response.status_code == 200
@@ -73,6 +74,7 @@ def test_tier() -> None:
         used=300,
         budget=1000,
         reservations={"two": 100, "one": 200},
+        away={"four": 50, "three": 400},
         faults=2,
         fault="it did not finish in 10 s",
         retry_s=1.25,
@@ -86,6 +88,7 @@ def test_tier() -> None:
         "reason": "",
         "memory": {"used": 300, "free": 700, "budget": 1000},
         "reservations": {"one": 200, "two": 100},
+        "away": {"three": 400, "four": 50},
         "faults": 2,
         "fault": "it did not finish in 10 s",
         "retry_s": 1.25,
@@ -125,7 +128,7 @@ def test_regions() -> None:
 
 
 def test_sessions() -> None:
-    on_device = SessionSnapshot(request="cmpl-1", region=0, positions=9, prompt=4, generated=6)
+    on_device = SessionSnapshot(request="cmpl-1", region=0, positions=9, prompt=4, generated=6, away=True)
     on_host = SessionSnapshot(
         request="cmpl-2",
         positions=4,
@@ -152,6 +155,7 @@ def test_sessions() -> None:
             "generated": 6,
             "paused": False,
             "moving": False,
+            "away": True,
             "reason": None,
             "words": "",
         },
@@ -164,6 +168,7 @@ def test_sessions() -> None:
             "generated": 0,
             "paused": True,
             "moving": True,
+            "away": False,
             "reason": "unhomed",
             "words": "no region of K/V was free on the device",
         },
@@ -197,6 +202,20 @@ def test_status_tells_how_the_bank_stands() -> None:
         "dropped": 2,
         "dropped_positions": 70,
     }
+
+
+def test_status_tells_who_takes_whose_turn() -> None:
+    switch = SwitchSnapshot(incoming="b", outgoing=("a", "c"), phase="drop", since=time.monotonic() - 3)
+    models = {"a": model(seat="leaving"), "b": model(seat="away"), "cpu": model(seat="")}
+    answer = get("/status", Snapshot(models, switch=switch, switches=4))
+    assert {entry["id"]: entry["seat"] for entry in answer["models"]} == {
+        "a": "leaving",
+        "b": "away",
+        "cpu": "",
+    }
+    assert 3 <= answer["switch"].pop("seconds") < 30
+    assert answer["switch"] == {"incoming": "b", "outgoing": ["a", "c"], "phase": "drop"}
+    assert answer["switches"] == 4
 
 
 @pytest.mark.parametrize(

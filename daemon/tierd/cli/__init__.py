@@ -282,7 +282,7 @@ def _passes(client: Client, as_json: bool) -> None:
 @click.pass_obj
 def _flush(client: Client, model: str | None, as_json: bool) -> None:
     """Forget the prompts that the prefix cache keeps."""
-    from tierd.http.admin import Flushed
+    from tierd.http.commands import Flushed
 
     answer = client.post("/flush", {"model": model})
     if as_json:

@@ -11,6 +11,7 @@ import concurrent.futures
 import logging
 import socket
 import threading
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,19 @@ import click
 from tierd import __version__
 from tierd.backends.host import HostBackend
 from tierd.cli.token import read_token
-from tierd.engine import Engine
+from tierd.engine import CatalogueEntry, Engine
 from tierd.engine.messages import Message
+from tierd.engine.operation import Operation
 from tierd.errors import SettingsError, TierdError
-from tierd.http import AdminServer, Mailboxes, Server, create_admin_app, serve
+from tierd.http import (
+    AdminServer,
+    Mailboxes,
+    Operations,
+    Roster,
+    Server,
+    create_admin_app,
+    create_app,
+)
 from tierd.http.listeners import listen, listen_at, url
 from tierd.kv.bank import Bank, Banked
 from tierd.kv.gone import Gone
@@ -68,12 +78,14 @@ def run(settings: Settings) -> None:
         )
         engine.start()
         try:
+            roster, operations = Roster(settings), Operations()
             admin = [
-                AdminServer(create_admin_app(engine, settings, token), listener)
+                AdminServer(create_admin_app(engine, roster, operations, token), listener)
                 for listener, token in doors.listeners
             ]
-            start = Start(engine, settings.models, doors)
-            serve(engine, mailboxes, metrics, settings, public, start.begin, admin)
+            start = Start(engine, settings.models, doors, operations)
+            app = create_app(engine, mailboxes, metrics, roster)
+            Server(app, engine, public, start.begin, admin, settings.server).serve_until_stopped()
             start.check()
         finally:
             if engine.stop(STOP_S):
@@ -134,10 +146,13 @@ class AdminDoors:
 class Start:
     """Loads the models while the server answers already, and says when all of them are ready."""
 
-    def __init__(self, engine: Engine, models: tuple[ModelSettings, ...], doors: AdminDoors) -> None:
+    def __init__(
+        self, engine: Engine, models: tuple[ModelSettings, ...], doors: AdminDoors, operations: Operations
+    ) -> None:
         self._engine = engine
         self._models = models
         self._doors = doors
+        self._operations = operations
         self._failure: TierdError | None = None
 
     def begin(self, server: Server, url: str) -> None:
@@ -152,7 +167,7 @@ class Start:
 
     def _load(self, server: Server, url: str) -> None:
         try:
-            loading = [self._engine.load(model) for model in self._models]
+            loading = [self._begin_one(model) for model in self._models]
             concurrent.futures.wait(loading, return_when=concurrent.futures.FIRST_EXCEPTION)
             for future in loading:
                 if future.done():
@@ -167,3 +182,9 @@ class Start:
         self._doors.announce()
         models = ", ".join(model.id for model in self._models)
         click.echo(f"tierd {__version__} is ready at {url} and serves {models}")
+
+    def _begin_one(self, model: ModelSettings) -> Future[CatalogueEntry]:
+        operation = Operation("load", model.id)
+        loaded = self._engine.load(model, operation)
+        self._operations.add(operation, loaded)
+        return loaded

@@ -3,6 +3,16 @@
 from tierd.http.admin import create_admin_app
 from tierd.http.app import create_app
 from tierd.http.mailboxes import Mailboxes
-from tierd.http.server import AdminServer, Server, serve
+from tierd.http.operations import Operations
+from tierd.http.roster import Roster
+from tierd.http.server import AdminServer, Server
 
-__all__ = ["AdminServer", "Mailboxes", "Server", "create_admin_app", "create_app", "serve"]
+__all__ = [
+    "AdminServer",
+    "Mailboxes",
+    "Operations",
+    "Roster",
+    "Server",
+    "create_admin_app",
+    "create_app",
+]

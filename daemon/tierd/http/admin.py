@@ -5,7 +5,6 @@ Whoever may open the Unix socket is an administrator; over TCP a caller shows a 
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import time
 
@@ -20,14 +19,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tierd import __version__
-from tierd.engine import CatalogueEntry, Engine, ModelSnapshot, RegionState
+from tierd.engine import CatalogueEntry, Engine, ModelSnapshot, RegionState, Snapshot
 from tierd.errors import UnauthorizedError
-from tierd.http.body import read_body
+from tierd.http.commands import CommandRoutes
 from tierd.http.errors import ErrorBoundary, route_error
+from tierd.http.operations import OperationRoutes, Operations
 from tierd.http.responses import json_response
+from tierd.http.roster import Roster
 from tierd.http.tier_views import Bank, PassesView, RegionsView, SessionsView, TierView
 from tierd.kv.home import Room
-from tierd.settings import ModelSettings, Settings
 
 
 class Pages(msgspec.Struct, frozen=True):
@@ -44,26 +44,43 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One model of /status. running, waiting: streams.
 
     outcome: where it runs, cpu or gpu:resident. device: what computes. decline: why not a GPU, "" if it does
-    or is not meant to. paused: those of the running whose clients do not keep up.
+    or is not meant to. seat: how it stands with a GPU that models take turns on, on, leaving, away, arriving
+    or lost; "" where it is not for one. paused: those of the running whose clients do not keep up.
     """
 
     id: str
     outcome: str
     device: str
     decline: str
+    seat: str
     running: int
     paused: int
     waiting: int
     pages: Pages
 
 
+class Switch(msgspec.Struct, frozen=True):
+    """A switch that is under way: who comes, null for nobody, who goes, what is done, and since when."""
+
+    incoming: str | None
+    outgoing: tuple[str, ...]
+    phase: str
+    seconds: float
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /status. loading: models that are configured and do not answer yet."""
+    """GET /status. loading: models that do not answer yet. unloaded: those that can be loaded by name.
+
+    switch: of models on the GPU, that is under way; null while none is. switches: how many there were.
+    """
 
     version: str
     uptime_s: float
     models: list[ModelStatus]
     loading: list[str]
+    unloaded: list[str]
+    switch: Switch | None
+    switches: int
     bank: Bank
 
 
@@ -107,27 +124,12 @@ class Slots(msgspec.Struct, frozen=True):
     slots: list[SlotStatus]
 
 
-class FlushBody(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /flush, where a body is given. None: every model."""
-
-    model: str | None = None
-
-
-class Flushed(msgspec.Struct, frozen=True):
-    """What a flush freed."""
-
-    pages_freed: int
-
-
-_flush_decoder = msgspec.json.Decoder(FlushBody)
-
-
 class AdminRoutes:
-    """Endpoints of the admin API."""
+    """Endpoints that tell how things stand."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, roster: Roster) -> None:
         self._engine = engine
-        self._settings = {model.id: model for model in settings.models}
+        self._roster = roster
         self._started = time.monotonic()
 
     def routes(self) -> list[Route]:
@@ -139,18 +141,18 @@ class AdminRoutes:
             Route("/regions", self.regions),
             Route("/sessions", self.sessions),
             Route("/passes", self.passes),
-            Route("/flush", self.flush, methods=["POST"]),
         ]
 
     async def status(self, request: Request) -> Response:
         """Tell how the server stands."""
-        snapshot = self._engine.snapshot
+        snapshot, catalogue = self._engine.snapshot, self._engine.catalogue
         models = [
             ModelStatus(
                 id=id,
                 outcome=model.outcome,
                 device=model.device,
                 decline=model.decline,
+                seat=model.seat,
                 running=model.running,
                 paused=model.paused,
                 waiting=model.waiting,
@@ -163,7 +165,10 @@ class AdminRoutes:
                 version=__version__,
                 uptime_s=round(time.monotonic() - self._started, 3),
                 models=models,
-                loading=list(self._engine.catalogue.loading),
+                loading=list(catalogue.loading),
+                unloaded=[id for id in self._roster.unloaded(catalogue) if id not in snapshot.models],
+                switch=_switch(snapshot),
+                switches=snapshot.switches,
                 bank=Bank.of(snapshot.bank),
             )
         )
@@ -174,7 +179,7 @@ class AdminRoutes:
         return json_response(
             Slots(
                 [
-                    _slot(self._settings[id], entry, snapshot.models[id])
+                    _slot(entry, snapshot.models[id])
                     for id, entry in catalogue.entries.items()
                     if id in snapshot.models
                 ]
@@ -197,13 +202,17 @@ class AdminRoutes:
         """Tell what was handed to the CPU, and why."""
         return json_response(PassesView.of(self._engine.snapshot))
 
-    async def flush(self, request: Request) -> Response:
-        """Forget what the prefix cache keeps, of one model or of all."""
-        body = await read_body(request, _flush_decoder, when_empty=b"{}")
-        return json_response(Flushed(await asyncio.wrap_future(self._engine.flush(body.model))))
+
+def _switch(snapshot: Snapshot) -> Switch | None:
+    switch = snapshot.switch
+    if switch is None:
+        return None
+    seconds = round(max(0.0, time.monotonic() - switch.since), 3)
+    return Switch(switch.incoming, switch.outgoing, switch.phase, seconds)
 
 
-def _slot(model: ModelSettings, entry: CatalogueEntry, snapshot: ModelSnapshot) -> SlotStatus:
+def _slot(entry: CatalogueEntry, snapshot: ModelSnapshot) -> SlotStatus:
+    model = entry.settings
     return SlotStatus(
         id=entry.id,
         default=entry.default,
@@ -263,11 +272,20 @@ class TokenGate:
         await self.app(scope, receive, send)
 
 
-def create_admin_app(engine: Engine, settings: Settings, token: str | None = None) -> Starlette:
-    """Return the admin application; with a token it asks every caller for it."""
+def create_admin_app(
+    engine: Engine, roster: Roster, operations: Operations, token: str | None = None
+) -> Starlette:
+    """Return the admin application; with a token it asks every caller for it.
+
+    roster: that of the public application. operations: those of all admin applications.
+    """
     gates = [] if token is None else [Middleware(TokenGate, token=token)]
     app = Starlette(
-        routes=AdminRoutes(engine, settings).routes(),
+        routes=[
+            *AdminRoutes(engine, roster).routes(),
+            *CommandRoutes(engine, roster, operations).routes(),
+            *OperationRoutes(operations).routes(),
+        ],
         middleware=[Middleware(ErrorBoundary), *gates],
         exception_handlers={HTTPException: route_error},
     )

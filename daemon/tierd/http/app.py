@@ -13,16 +13,15 @@ from starlette.middleware import Middleware
 from tierd.engine import Engine
 from tierd.http.encoder import Encoder
 from tierd.http.errors import ErrorBoundary, route_error
-from tierd.http.fingerprint import system_fingerprint
 from tierd.http.health import HealthRoutes
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.openai import OpenAIRoutes
+from tierd.http.roster import Roster
 from tierd.http.text import TextRoutes
 from tierd.metrics import NO_MODEL, Metrics
-from tierd.settings import Settings
 
 
-def create_app(engine: Engine, mailboxes: Mailboxes, metrics: Metrics, settings: Settings) -> Starlette:
+def create_app(engine: Engine, mailboxes: Mailboxes, metrics: Metrics, roster: Roster) -> Starlette:
     """Return the application. mailboxes: those that the engine delivers to.
 
     The engine must be stopped before the loop that serves the application closes.
@@ -39,11 +38,10 @@ def create_app(engine: Engine, mailboxes: Mailboxes, metrics: Metrics, settings:
     def refused(outcome: str) -> None:
         metrics.requests.labels(NO_MODEL, outcome).inc()
 
-    fingerprints = {model.id: system_fingerprint(model) for model in settings.models}
     app = Starlette(
         routes=[
-            *OpenAIRoutes(engine, mailboxes, encoder, fingerprints).routes(),
-            *TextRoutes(engine, encoder).routes(),
+            *OpenAIRoutes(engine, mailboxes, encoder, roster).routes(),
+            *TextRoutes(engine, encoder, roster).routes(),
             *HealthRoutes(engine, metrics).routes(),
         ],
         middleware=[Middleware(ErrorBoundary, refused=refused)],

@@ -1,4 +1,4 @@
-"""Reading a request's JSON body: bounded, decoded into a Struct, every fault named.
+"""Reading a request's JSON body: bounded, decoded into its shape, every fault named.
 
 A fault of shape is reported with the path of the field, as OpenAI writes it: `messages[0].role`.
 """
@@ -18,7 +18,7 @@ from tierd.http.errors import BodyTooLargeError
 # Decoding holds the interpreter: some 10 ms for each MiB at worst.
 MAX_BODY_BYTES = 8 << 20
 
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+_Shape = TypeVar("_Shape")
 
 # msgspec ends a ValidationError's message with " - at `$.messages[0].role`".
 _FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
@@ -26,8 +26,8 @@ _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
 
 
 async def read_body(
-    request: Request, decoder: msgspec.json.Decoder[_Struct], *, when_empty: bytes = b""
-) -> _Struct:
+    request: Request, decoder: msgspec.json.Decoder[_Shape], *, when_empty: bytes = b""
+) -> _Shape:
     """Read and decode the body; when_empty stands for one of no bytes.
 
     Raises InvalidRequestError, BodyTooLargeError, ClientDisconnect.
@@ -43,8 +43,8 @@ async def read_body(
     return decode(body or when_empty, decoder)
 
 
-def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[_Struct]) -> _Struct:
-    """Decode JSON into the decoder's Struct. Raises InvalidRequestError, which names the field."""
+def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[_Shape]) -> _Shape:
+    """Decode JSON into the decoder's shape. Raises InvalidRequestError, which names the field."""
     # A body of millions of lists would have the collector look through them over and over.
     gc.disable()
     try:

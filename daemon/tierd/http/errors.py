@@ -27,12 +27,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tierd.errors import (
     BusyError,
+    ConflictError,
+    DeviceError,
+    DeviceMemoryError,
+    ModelError,
+    ModelFileError,
     ModelNotFoundError,
+    NoDeviceError,
+    OperationNotFoundError,
     RequestError,
+    RequiredTierError,
+    SettingsError,
     SlowReaderError,
     TierdError,
     UnauthorizedError,
     UnavailableError,
+    UnsupportedModelError,
 )
 
 logger = logging.getLogger("tierd.http")
@@ -104,30 +114,63 @@ class Answer:
         return b"data: " + self.body + b"\n\ndata: [DONE]\n\n"
 
 
-def describe(error: Exception) -> Answer:
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a class of errors is answered. code: of those that have none of their own.
+
+    retry: another try may do better, in RETRY_AFTER_S.
+    """
+
+    status: int
+    kind: str
+    code: str | None = None
+    retry: bool = False
+
+
+_INVALID, _SERVER = "invalid_request_error", "server_error"
+
+# An error is answered by the rule of its class, or of the nearest one above it in the tree.
+RULES: Mapping[type[TierdError], Rule] = {
+    TierdError: Rule(500, _SERVER),
+    RequestError: Rule(400, _INVALID),
+    ModelNotFoundError: Rule(404, _INVALID),
+    OperationNotFoundError: Rule(404, _INVALID),
+    ConflictError: Rule(409, _INVALID),
+    UnauthorizedError: Rule(401, _INVALID),
+    SlowReaderError: Rule(408, _INVALID),
+    BusyError: Rule(429, "rate_limit_error"),
+    UnavailableError: Rule(503, _SERVER, retry=True),
+    # What loading a model, or bringing it to the device, may end with.
+    SettingsError: Rule(400, _INVALID, "invalid_setting"),
+    ModelError: Rule(422, _INVALID, "model_not_loadable"),
+    ModelFileError: Rule(422, _INVALID, "model_file_damaged"),
+    UnsupportedModelError: Rule(422, _INVALID, "model_not_supported"),
+    RequiredTierError: Rule(409, _INVALID, "tier_not_reached"),
+    NoDeviceError: Rule(409, _INVALID, "no_device"),
+    DeviceMemoryError: Rule(409, _INVALID, "no_room"),
+    DeviceError: Rule(503, _SERVER, "device_unavailable", retry=True),
+}
+
+
+def describe(error: BaseException) -> Answer:
     """Turn an exception into an answer. What is not an error of ours says nothing about itself."""
+    if not isinstance(error, TierdError):
+        return _answer(500, "tierd failed at this request; its log says why", _SERVER)
+    rule = next(RULES[kind] for kind in type(error).__mro__ if kind in RULES)
+    status, code, param, headers = rule.status, rule.code, None, {}
     if isinstance(error, RequestError):
-        return _request_error(error)
-    if isinstance(error, TierdError):
-        return _answer(500, str(error), "server_error")
-    return _answer(500, "tierd failed at this request; its log says why", "server_error")
-
-
-def _request_error(error: RequestError) -> Answer:
-    status, kind, headers = 400, "invalid_request_error", {}
-    if isinstance(error, ModelNotFoundError):
-        status = 404
-    elif isinstance(error, UnauthorizedError):
-        status, headers = 401, {"www-authenticate": "Bearer"}
-    elif isinstance(error, TransportError):
+        code, param = error.code, error.param
+    elif isinstance(error, SettingsError):
+        param = error.key
+    if isinstance(error, TransportError):
         status = error.status
-    elif isinstance(error, SlowReaderError):
-        status = 408
-    elif isinstance(error, BusyError):
-        status, kind, headers = 429, "rate_limit_error", {"retry-after": str(error.retry_after)}
-    elif isinstance(error, UnavailableError):
-        status, kind, headers = 503, "server_error", {"retry-after": str(RETRY_AFTER_S)}
-    return _answer(status, str(error), kind, error.param, error.code, headers)
+    if isinstance(error, BusyError):
+        headers["retry-after"] = str(error.retry_after)
+    elif rule.retry:
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    elif isinstance(error, UnauthorizedError):
+        headers["www-authenticate"] = "Bearer"
+    return _answer(status, str(error), rule.kind, param, code, headers)
 
 
 def _answer(

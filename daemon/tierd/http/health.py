@@ -28,7 +28,7 @@ class HealthRoutes:
         """Tell whether a model can answer. Raises UnavailableError when none can."""
         catalogue = self._engine.catalogue
         models = list(catalogue.entries)
-        if not models:
+        if catalogue.closed or not models:
             raise UnavailableError(catalogue.closed or "no model is ready; try again later")
         return json_response(Health("ok", models))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -19,6 +19,7 @@ from tierd.http.body import read_body
 from tierd.http.choices import Choices, total_usage
 from tierd.http.encoder import Encoder
 from tierd.http.exchange import Exchange
+from tierd.http.fingerprint import Fingerprints
 from tierd.http.logprobs import ChatScribe, TextScribe
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.prompts import chat_ids, completion_ids
@@ -35,6 +36,7 @@ from tierd.http.responses import (
     Usage,
     json_response,
 )
+from tierd.http.roster import Roster
 from tierd.http.sse import EventStream, chat_frames, completion_frames
 from tierd.http.unsupported import refuse_unsupported
 
@@ -46,15 +48,14 @@ CHARACTERS_PER_LOGPROB = 8
 
 
 class OpenAIRoutes:
-    """Endpoints of `/v1/…`. fingerprints: by model."""
+    """Endpoints of `/v1/…`."""
 
-    def __init__(
-        self, engine: Engine, mailboxes: Mailboxes, encoder: Encoder, fingerprints: Mapping[str, str]
-    ) -> None:
+    def __init__(self, engine: Engine, mailboxes: Mailboxes, encoder: Encoder, roster: Roster) -> None:
         self._engine = engine
         self._mailboxes = mailboxes
         self._encoder = encoder
-        self._fingerprints = fingerprints
+        self._roster = roster
+        self._fingerprints = Fingerprints()
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -71,18 +72,18 @@ class OpenAIRoutes:
 
     async def show_model(self, request: Request) -> Response:
         """Show one of them."""
-        return json_response(_model(self._engine.catalogue.resolve(request.path_params["id"])))
+        return json_response(_model(self._resolve(request.path_params["id"])))
 
     async def complete_chat(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await read_body(request, _chat_decoder)
         refuse_unsupported(body)
-        entry = self._engine.catalogue.resolve(body.model)
+        entry = self._resolve(body.model)
         include_usage = translate.include_usage(body)
         ids = await chat_ids(self._encoder, entry, body)
         wanted = _requests(f"chatcmpl-{request.state.request_id}", entry, body, ids, "messages")
+        heading = await self._heading(wanted[0], entry)
         choices = self._choices(wanted, request)
-        heading = self._heading(wanted[0])
         scribes = [ChatScribe(entry.tokenizer) for _ in wanted]
         if body.stream:
             return EventStream(choices, chat_frames(heading, include_usage, scribes))
@@ -106,12 +107,12 @@ class OpenAIRoutes:
         """Go on from a prompt."""
         body = await read_body(request, _completion_decoder)
         refuse_unsupported(body)
-        entry = self._engine.catalogue.resolve(body.model)
+        entry = self._resolve(body.model)
         include_usage = translate.include_usage(body)
         ids = await completion_ids(self._encoder, entry, body)
         wanted = _requests(f"cmpl-{request.state.request_id}", entry, body, ids, "prompt")
+        heading = await self._heading(wanted[0], entry)
         choices = self._choices(wanted, request)
-        heading = self._heading(wanted[0])
         scribes = [TextScribe(entry.tokenizer, with_top=bool(body.logprobs)) for _ in wanted]
         if body.stream:
             return EventStream(choices, completion_frames(heading, include_usage, scribes))
@@ -135,12 +136,15 @@ class OpenAIRoutes:
         request.state.asked = True  # from here on the engine notes how it ends
         return Choices([Exchange(self._engine, self._mailboxes, one, request.receive) for one in wanted])
 
-    def _heading(self, wanted: core.Request) -> Heading:
+    def _resolve(self, name: str | None) -> CatalogueEntry:
+        return self._roster.resolve(self._engine.catalogue, name)
+
+    async def _heading(self, wanted: core.Request, entry: CatalogueEntry) -> Heading:
         return Heading(
             id=wanted.id,
             created=int(time.time()),
-            model=wanted.model,
-            system_fingerprint=self._fingerprints[wanted.model],
+            model=entry.id,
+            system_fingerprint=await self._fingerprints.of(entry),
         )
 
 

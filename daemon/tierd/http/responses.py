@@ -10,9 +10,9 @@ from starlette.responses import Response
 from tierd import core
 
 
-def json_response(body: msgspec.Struct) -> Response:
+def json_response(body: msgspec.Struct, status: int = 200) -> Response:
     """Return a whole answer."""
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
 class Heading(TypedDict):

@@ -17,12 +17,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tierd.engine import Engine
-from tierd.http.app import create_app
 from tierd.http.listeners import url
-from tierd.http.mailboxes import Mailboxes
 from tierd.http.protocol import Protocol, protocol
-from tierd.metrics import Metrics
-from tierd.settings import ServerSettings, Settings
+from tierd.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -179,21 +176,3 @@ class Server(uvicorn.Server):
             os._exit(EXIT_AT_ONCE)
         self._signalled = True
         self.drain()
-
-
-def serve(
-    engine: Engine,
-    mailboxes: Mailboxes,
-    metrics: Metrics,
-    settings: Settings,
-    listener: socket.socket,
-    on_listening: Callable[[Server, str], None],
-    admin: Sequence[AdminServer] = (),
-) -> None:
-    """Serve HTTP on a listening socket until a signal, or `Server.stop`; the engine is stopped by then.
-
-    mailboxes: those that the engine delivers to. on_listening: called on the loop with the server and
-    its URL once connections are accepted. admin: served beside it, and a little longer.
-    """
-    app = create_app(engine, mailboxes, metrics, settings)
-    Server(app, engine, listener, on_listening, admin, settings.server).serve_until_stopped()

@@ -13,6 +13,7 @@ from tierd.http.encoder import Encoder
 from tierd.http.prompts import chat_prompt
 from tierd.http.requests import ChatBody, DetokenizeBody, TokenizeBody
 from tierd.http.responses import Content, Prompt, Tokens, json_response
+from tierd.http.roster import Roster
 from tierd.http.translate import check_content, check_ids
 from tierd.http.unsupported import refuse_unsupported
 
@@ -24,9 +25,10 @@ _chat_decoder = msgspec.json.Decoder(ChatBody)
 class TextRoutes:
     """Endpoints that need a model's tokenizer and template, but not the engine."""
 
-    def __init__(self, engine: Engine, encoder: Encoder) -> None:
+    def __init__(self, engine: Engine, encoder: Encoder, roster: Roster) -> None:
         self._engine = engine
         self._encoder = encoder
+        self._roster = roster
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -40,7 +42,7 @@ class TextRoutes:
         """Return the ids of a text."""
         body = await read_body(request, _tokenize_decoder)
         refuse_unsupported(body)
-        tokenizer = self._engine.catalogue.resolve(body.model).tokenizer
+        tokenizer = self._roster.resolve(self._engine.catalogue, body.model).tokenizer
         check_content(body.content, "content")
         ids = await self._encoder.run(
             len(body.content),
@@ -54,7 +56,7 @@ class TextRoutes:
         """Return the text of ids."""
         body = await read_body(request, _detokenize_decoder)
         check_content(body.tokens, "tokens")
-        tokenizer = self._engine.catalogue.resolve(body.model).tokenizer
+        tokenizer = self._roster.resolve(self._engine.catalogue, body.model).tokenizer
 
         def decode() -> str:
             check_ids(body.tokens, tokenizer.vocabulary, "tokens")
@@ -66,5 +68,5 @@ class TextRoutes:
         """Return the prompt of a conversation."""
         body = await read_body(request, _chat_decoder)
         refuse_unsupported(body)
-        entry = self._engine.catalogue.resolve(body.model)
+        entry = self._roster.resolve(self._engine.catalogue, body.model)
         return json_response(Prompt(await chat_prompt(self._encoder, entry, body)))

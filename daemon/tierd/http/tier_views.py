@@ -21,7 +21,8 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tier. backend: what runs models on the device. device: its name, "" when there is none.
 
     products: how it multiplies by matrices, "bit for bit" or in other words; "" when there is none.
-    reason: why there is none. reservations: bytes by model. faults: how often the device was given up in the
+    reason: why there is none. reservations: bytes by model. away: bytes that models would take which are not
+    there now. faults: how often the device was given up in the
     middle of its work; fault: what it said last, "" where it never was. retry_s: seconds until it is tried
     again; null where it is not.
     """
@@ -32,6 +33,7 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     memory: Memory
     reservations: dict[str, int]
+    away: dict[str, int]
     faults: int
     fault: str
     retry_s: float | None
@@ -46,6 +48,7 @@ class TierView(msgspec.Struct, frozen=True, kw_only=True):
             reason=tier.reason,
             memory=Memory(tier.used, tier.free, tier.budget),
             reservations=dict(sorted(tier.reservations.items())),
+            away=dict(sorted(tier.away.items())),
             faults=tier.faults,
             fault=tier.fault,
             retry_s=None if tier.retry_s is None else round(tier.retry_s, 3),
@@ -107,7 +110,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """One running stream. region: where its K/V is on the device; null: in pages of the host.
 
     positions: fed so far. prompt, generated: tokens. paused: its client does not keep up. moving: its rows
-    are on their way. reason, words: why it is on the CPU though meant for the GPU; null and "" if it is not.
+    are on their way. away: it waits for its model to be back on the GPU. reason, words: why it is on the CPU
+    though meant for the GPU; null and "" if it is not.
     """
 
     id: str
@@ -118,6 +122,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     generated: int
     paused: bool
     moving: bool
+    away: bool
     reason: str | None
     words: str
 
@@ -133,6 +138,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
             generated=session.generated,
             paused=session.paused,
             moving=session.moving,
+            away=session.away,
             reason=session.reason,
             words=session.reason.words if session.reason else "",
         )
