@@ -23,8 +23,8 @@ class NullFallback:
     """Opens null slots on the CPU, and null devices.
 
     declines: errors that the next understudies meet. declined: whether one has met any.
-    broken: errors that the next tries to arm meet. tries: how often a lost device is tried again.
-    pages: of the CPU.
+    broken: errors that the next tries to arm meet. tries: how often a lost device is tried again, and after
+    how many seconds. probe: called before each. pages: of the CPU.
     """
 
     arm: Callable[[], DeviceHome]
@@ -32,6 +32,8 @@ class NullFallback:
     declines: list[ModelError] = field(default_factory=list)
     broken: list[DeviceError] = field(default_factory=list)
     tries: int = 3
+    delay_s: float = 0.0
+    probe: Callable[[], None] = lambda: None
     pages: int = 256
     refusal: str = ""
     declined: bool = False
@@ -53,6 +55,7 @@ class NullFallback:
         self.tries -= 1
         if self.broken:
             raise self.broken.pop(0)
+        self.probe()
         if slot.seat is not None:
             return rearm(slot)
         return Placed(
@@ -65,7 +68,7 @@ class NullFallback:
         )
 
     def retry_at(self) -> float | None:
-        return time.monotonic() if self.tries else None
+        return time.monotonic() + self.delay_s if self.tries else None
 
 
 def rearm(slot: Slot) -> Placed:
@@ -126,6 +129,7 @@ def device_slot(
             gone=remembered,
             regions=regions,
             keeps=keeps,
+            device=getattr(null, "board", None),
         )
 
     slot = null_slot(settings, device="gpu", context=context or positions, chunk_rows=chunk_rows)

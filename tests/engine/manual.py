@@ -8,26 +8,47 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 
+from engine import device_slot
 from engine.harness import Mail
 from tierd.backends.null import NullExecutor
 from tierd.core import Batch, Request
-from tierd.engine import fallbacks, loop
+from tierd.engine import fallbacks, ledger, loop, runner, switch
+from tierd.engine.dance import Dance
 from tierd.engine.messages import Load, LoadDone, Message, StepDone, Submit
 from tierd.engine.runner import Device
 from tierd.engine.turns import Turns
 from tierd.errors import DeviceError, DeviceLostError
 from tierd.kv.bank import Bank
 from tierd.metrics import Metrics
-from tierd.settings import Settings
+from tierd.settings import ModelSettings, Settings
 from tierd.slot import Slot
+from tierd.tier import device_home
+from tierd.tier.status import TierStatus
+
+
+class Time(Protocol):
+    """What the engine asks for the time; the module does."""
+
+    def monotonic(self) -> float: ...
+
+
+class Clock:
+    """A time that passes when a test lets it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 class Board:
@@ -98,19 +119,38 @@ class ManualDevice(Device):
         return True
 
 
+def _no_slot(_: object) -> Slot:
+    raise AssertionError("slots are put here by hand")
+
+
 class ManualLoop(loop.Loop):
     """inbox: take turns to have it read. workers: what threads of the engine would do. mail: what it says."""
 
-    def __init__(self, settings: Settings, bank: Bank) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bank: Bank,
+        *,
+        clock: Time = time,
+        open_slot: Callable[[ModelSettings], Slot] = _no_slot,
+        tier: Callable[[], TierStatus] = TierStatus,
+        release: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.mail = Mail()
         self.workers: deque[Callable[[], None]] = deque()
         self.metrics = Metrics("0.0")
-        super().__init__(self.inbox, self.mail.deliver, _no_slot, self.metrics, settings, bank)
+        self._clock = clock
         self._patches = ExitStack()
-        threads = SimpleNamespace(Thread=self._thread)
-        self._patches.enter_context(patch.object(fallbacks, "threading", threads))
-        self._patches.enter_context(patch.object(loop, "Device", ManualDevice))
+        for module in (loop, fallbacks, switch):
+            self._patch(module, "threading", SimpleNamespace(Thread=self._thread))
+        for module in (loop, fallbacks, switch, ledger, runner, device_home, device_slot):
+            self._patch(module, "time", clock)
+        self._patch(loop, "Device", ManualDevice)
+        self._patch(loop, "Dance", partial(loop.Dance, clock=clock.monotonic))
+        super().__init__(
+            self.inbox, self.mail.deliver, open_slot, self.metrics, settings, bank, tier, release
+        )
 
     def put(self, slot: Slot) -> None:
         """Serve a slot from now on."""
@@ -119,17 +159,13 @@ class ManualLoop(loop.Loop):
         self._handle(LoadDone(load, slot))
 
     def submit(self, request: Request) -> None:
-        self.inbox.put(Submit(request, time.monotonic()))
+        self.inbox.put(Submit(request, self._clock.monotonic()))
 
     def turn(self) -> None:
         """Handle all that has come, and do what has become possible."""
         while not self.inbox.empty():
             self._handle(self.inbox.get())
         self._turn()
-
-    def retry(self, now: float) -> None:
-        """Try again what is due at a time."""
-        self._fallbacks.retry(now)
 
     def work(self, device: str) -> bool:
         """Let a device do its next thing; return whether there was one."""
@@ -156,12 +192,23 @@ class ManualLoop(loop.Loop):
         """Whether it would go on when it is told to stop."""
         return self._busy
 
+    @property
+    def due(self) -> float | None:
+        """When it takes a turn though no message comes."""
+        return self._deadline
+
+    @property
+    def dance(self) -> Dance:
+        """Who is on the device."""
+        return self._dance
+
     def close(self) -> None:
         self._patches.close()
 
-    def _thread(self, target: Callable[[], None], **_: object) -> SimpleNamespace:
-        return SimpleNamespace(start=lambda: self.workers.append(target))
+    def _patch(self, where: object, name: str, value: object) -> None:
+        self._patches.enter_context(patch.object(where, name, value))
 
-
-def _no_slot(_: object) -> Slot:
-    raise AssertionError("slots are put here by hand")
+    def _thread(
+        self, target: Callable[..., None], args: tuple[object, ...] = (), **_: object
+    ) -> SimpleNamespace:
+        return SimpleNamespace(start=lambda: self.workers.append(partial(target, *args)))

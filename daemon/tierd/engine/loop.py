@@ -177,13 +177,23 @@ class Loop:
                     drained.set_result(None)
         self._hand_over()
 
-    def _receive(self) -> None:
-        """Wait for a message, or until someone has waited for too long; handle all that came."""
+    @property
+    def _deadline(self) -> float | None:
+        """When something is to be done though no message comes, monotonic seconds; None: never."""
         due = [queue.deadline(slot, self._settings.queue) for slot in self._slots.values()]
         due += self._readers.deadline, None if self._stopping else self._fallbacks.deadline
-        due += self._dance.deadline, *(unload.until for unload in self._unloads.values() if not unload.late)
-        first = min((end for end in due if end is not None), default=None)
-        wait = None if first is None else min(max(0, first - time.monotonic()), LONGEST_WAIT_S)
+        due.append(self._dance.deadline)
+        due += [
+            unload.until
+            for model, unload in self._unloads.items()
+            if model in self._slots and not unload.late
+        ]
+        return min((end for end in due if end is not None), default=None)
+
+    def _receive(self) -> None:
+        """Wait for a message, or until something is due; handle all that came."""
+        due = self._deadline
+        wait = None if due is None else min(max(0, due - time.monotonic()), LONGEST_WAIT_S)
         try:
             self._handle(self._inbox.get(timeout=wait))
         except Empty:

@@ -1,0 +1,130 @@
+"""Models that take turns, step by step: what happens while something else of theirs is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from engine.device_drive import text
+from engine.harness import model
+from engine.manual import Clock, ManualLoop
+from engine.null_slot import request
+from engine.null_stage import NullStage, seated_slot
+from tierd.core import FinishedEvent
+from tierd.engine.messages import Message, Unload
+from tierd.kv.bank import Bank
+from tierd.settings import ModelSettings, QueueSettings, Settings, SwitchSettings
+from tierd.slot import Slot
+
+PROMPT = b"a prompt that is long enough to be waited for"
+AT_ONCE = SwitchSettings(min_hold_s=0.0, max_wait_s=0.0)
+BUDGET = 10
+
+
+class Played:
+    """Models as large as the stage, unless told otherwise, and a loop that is taken through its turns."""
+
+    def __init__(
+        self,
+        names: str = "ab",
+        *,
+        sizes: dict[str, int] | None = None,
+        pinned: str = "",
+        switch: SwitchSettings = AT_ONCE,
+        timeout_s: float = 0.0,
+        bank: int = 1 << 20,
+        **options: Any,
+    ) -> None:
+        """options: of `seated_slot`."""
+        self.bank, self.stage, self.clock = Bank(bank), NullStage(BUDGET), Clock()
+        self.sizes, self.pinned, self.options = sizes or {}, pinned, options
+        self.slots: dict[str, Slot] = {}
+        self.loop = ManualLoop(
+            Settings(queue=QueueSettings(timeout_s=timeout_s), switch=switch),
+            self.bank,
+            clock=self.clock,
+            open_slot=self.open,
+            tier=self.stage.status,
+            release=self.stage.reservations.release,
+        )
+        for name in names:
+            self.loop.put(self.open(self.settings_of(name)))
+        self.loop.turn()
+
+    def settings_of(self, name: str) -> ModelSettings:
+        return replace(model(name, streams=3), pin=name in self.pinned)
+
+    def open(self, settings: ModelSettings) -> Slot:
+        size = self.sizes.get(settings.id, BUDGET)
+        slot = self.slots[settings.id] = seated_slot(
+            settings,
+            self.stage,
+            size=size,
+            on=size <= self.stage.reservations.free,
+            bank=self.bank,
+            chunk_rows=8,
+            **{"regions": 3, **self.options},
+        )
+        return slot
+
+    def ask(self, id: str, name: str, prompt: bytes = PROMPT, tokens: int = 8) -> None:
+        self.loop.submit(request(id, prompt, tokens, model=name))
+        self.loop.turn()
+
+    def tell(self, *messages: Message) -> None:
+        for message in messages:
+            self.loop.inbox.put(message)
+        self.loop.turn()
+
+    def until(self, reached: Callable[[], bool], *devices: str, workers: bool = True) -> None:
+        """Let devices work, and the engine's threads, till something is reached."""
+        while not reached():
+            worked = [self.loop.work(device) for device in devices]
+            if workers and self.loop.workers:
+                self.loop.workers.popleft()()
+                worked.append(True)
+            self.loop.turn()
+            assert any(worked), "nothing is left to do"
+
+    def end(self) -> None:
+        """Let everything come to its end, time too, and check that nothing is held."""
+        going = True
+        while going:
+            going = self.loop.work("gpu") | self.loop.work("cpu") | bool(self.loop.workers)
+            if self.loop.workers:
+                self.loop.workers.popleft()()
+            elif not going and self.loop.live and self.loop.due is not None:
+                self.clock.now, going = self.loop.due, True
+            self.loop.turn()
+        assert not self.loop.live
+        assert not any(entry.pins or entry.live for entry in self.bank.entries)
+        for slot in self.loop.everyone:
+            room = slot.home.room
+            assert (room.used, room.reserved) == (0, 0)
+
+    def said(self, id: str, prompt: bytes = PROMPT, tokens: int = 8) -> None:
+        (end,) = self.loop.mail.terminals()[id]
+        assert isinstance(end, FinishedEvent), end
+        assert self.loop.mail.text(id) == text(prompt, tokens)
+
+
+@contextmanager
+def played(*names: str, **options: Any) -> Iterator[Played]:
+    there = Played(*names, **options)
+    try:
+        yield there
+    finally:
+        there.loop.close()
+
+
+def test_nothing_is_due_once_a_model_that_goes_is_being_freed() -> None:
+    with played() as it:
+        unloaded: Future[None] = Future()
+        it.tell(Unload("a", it.clock.now + 5.0, unloaded))
+        assert it.loop.workers
+        assert it.loop.due is None
+        it.end()
+        assert unloaded.done()
