@@ -12,8 +12,8 @@ from gpu import host_sees
 from tierd.backends.host import ThreadPool
 from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
-from tierd.backends.resident.memory import Shape
-from tierd.backends.vkapi import Device
+from tierd.backends.resident.memory import ModelMemory, Shape
+from tierd.backends.vkapi import Buffer, Device, Part, Role
 from tierd.core import Batch, Chunk
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
@@ -95,9 +95,24 @@ class Opener:
         return executor
 
 
+def _spoiled(memory: ModelMemory, size: int, role: Role) -> Buffer:
+    """Return a buffer as `ModelMemory.buffer` does, whose bytes on the device were used before."""
+    buffer = memory._device.buffer(size, role)
+    memory._buffers.append(buffer)
+
+    def fill(view: memoryview, offset: int, size: int) -> None:
+        view[:size] = b"\xff" * size
+
+    if role is Role.DEVICE:
+        memory._device.upload([Part(buffer, 0, size)], fill)
+    return buffer
+
+
 def _opener(device: Device, pool: ThreadPool, images: Path) -> Iterator[Opener]:
     opener = Opener(ResidentBackend(device, pool, images=images))
-    yield opener
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelMemory, "buffer", _spoiled)
+        yield opener
     for executor in opener.opened:
         executor.close()
 

@@ -112,11 +112,13 @@ class Demand:
 class Activations:
     """Float and quantised buffers, logits aside, in one run of bytes.
 
-    floats: (offset, width, stride) by name. quantised: offsets of quants and scales.
+    floats: (offset, width, stride) by name. quantised: offsets of quants and scales. padded: whether any rows
+    are not whole blocks. What fills their last block is read, and written by nobody: it must be zeros.
     """
 
     def __init__(self, plan: Plan, lowering: Lowering, shape: Shape) -> None:
         self.size = 0
+        self.padded = any(width % BLOCK for name, width in plan.buffers.items() if name != plan.logits)
         self.floats: dict[str, tuple[int, int, int]] = {}
         self.quantised: dict[str, tuple[int, int]] = {}
         together = {name: group for group in lowering.neighbours for name in group}
@@ -198,7 +200,10 @@ class ModelMemory:
         shapes: Mapping[int, npt.NDArray[np.float32]],
     ) -> Places:
         activations = demand.activations(shape)
-        base = self.buffer(activations.size, Role.DEVICE).address
+        if activations.padded:
+            base = self.upload(np.zeros(activations.size, np.uint8)).address
+        else:
+            base = self.buffer(activations.size, Role.DEVICE).address
         return Places(
             floats={
                 name: FloatRows(base + offset, width, stride)
