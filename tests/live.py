@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,11 +73,15 @@ def serve(
     backend: Backend | None = None,
     admin: Sequence[tuple[socket.socket, str | None]] = (),
     before_open: Callable[[ModelSettings], None] = lambda model: None,
+    open_one: Callable[[ModelSettings], Slot] | None = None,
+    parts: Mapping[str, Any] | None = None,
     **sections: Any,
 ) -> Iterator[Live]:
     """Run a server. admin: listeners of the admin API, each with its token, None for none.
 
     before_open: called in the worker that opens a model; may wait, and may raise to play a fault.
+    open_one: opens models otherwise than from their files for the backend. parts: of the engine, other than
+    those that all servers here have.
     sections: of the settings, other than models and admin.
     """
     settings = Settings(models=tuple(models), **sections)
@@ -87,13 +91,14 @@ def serve(
 
     def opened(model: ModelSettings) -> Slot:
         before_open(model)
-        return open_slot(model, settings, site)
+        return open_slot(model, settings, site) if open_one is None else open_one(model)
 
     engine = Engine(
         mailboxes.deliver,
         open_slot=opened,
         metrics=metrics,
         settings=settings,
+        **(parts or {}),
     )
     engine.start()
     for model in models:
