@@ -20,6 +20,7 @@ import pytest
 from live import LONG_WAIT_S, wait_until
 from no_gpu import NO_DRIVER, NO_GPU
 from tierd.cli import main, serve
+from tierd.cli.client import at_socket
 from tierd.errors import ModelError
 from tierd.http import Server
 from tierd.http.listeners import listen_at
@@ -124,6 +125,8 @@ def test_out_of_the_box_there_is_an_admin_socket(
     with serving("--model", str(model), log=log) as (process, _):
         assert main(["ctl", "status"]) == 0
         assert "tiny" in capsys.readouterr().out
+        (load,) = at_socket(path).get("/operations")["operations"]
+        assert (load["kind"], load["model"], load["state"]) == ("load", "tiny", "done")
         process.terminate()
         assert process.wait(timeout=20) == 0
     assert not path.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -15,6 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from live import LONG_WAIT_S, error_of, wait_until
 from live_admin import Administered, administered, body, status_of
@@ -211,6 +214,27 @@ def test_what_is_refused_says_why_and_begins_nothing(
     assert (response.status_code, error["param"]) == (status, param)
     assert house.get("/operations") == before
     assert house.served() == ["one", "two"]
+
+
+@settings(max_examples=100)
+@given(
+    table=st.dictionaries(
+        st.sampled_from([row.name for row in dataclasses.fields(ModelSettings)])
+        | st.sampled_from(["activate", "model", "limit_s"]),
+        st.none()
+        | st.booleans()
+        | st.integers(-1, 2**70)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=8)
+        | st.sampled_from(["/", "..", "~", "~x/y", 300 * "x", "a/\x00", "f16"])
+        | st.lists(st.integers(), max_size=2),
+        max_size=3,
+    ),
+    path=st.sampled_from(["/models/load", "/models/unload", "/models/activate"]),
+)
+def test_no_table_is_ever_the_servers_fault(table: dict[str, Any], path: str, built: House) -> None:
+    response = built.post(path, table)
+    assert response.status_code in (202, 400, 404, 409)
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload", "/models/activate"])

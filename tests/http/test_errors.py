@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from live import Gated, Live, error_of, serve
+from tierd import errors
 from tierd.engine import queue
 from tierd.errors import ExecutorError, UnavailableError
 from tierd.http import body as body_module
@@ -349,6 +350,34 @@ def test_what_nobody_expected_is_a_500_without_a_traceback(caplog: pytest.LogCap
     (record,) = caplog.records
     assert record.exc_info
     assert response.headers["x-request-id"] in record.message
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (errors.SettingsError("no", key="streams"), 400, "invalid_setting"),
+        (errors.ModelError("no"), 422, "model_not_loadable"),
+        (errors.ModelFileError("no"), 422, "model_file_damaged"),
+        (errors.UnsupportedModelError("no"), 422, "model_not_supported"),
+        (errors.UnsupportedCodecError("no"), 422, "model_not_supported"),
+        (errors.RequiredTierError("no"), 409, "tier_not_reached"),
+        (errors.NoDeviceError("no"), 409, "no_device"),
+        (errors.DeviceMemoryError("no"), 409, "no_room"),
+        (errors.DeviceLostError("no"), 503, "device_unavailable"),
+        (errors.DeviceTimeoutError("no"), 503, "device_unavailable"),
+        (errors.ConflictError("no", param="id"), 409, "conflict"),
+        (errors.OperationNotFoundError("no"), 404, "operation_not_found"),
+        (errors.OrderError("no"), 500, None),
+    ],
+)
+def test_each_kind_of_error_has_its_answer(error: errors.TierdError, status: int, code: str | None) -> None:
+    answer = describe(error)
+    detail = json.loads(answer.body)["error"]
+    assert (answer.status, detail["code"], detail["message"]) == (status, code, "no")
+    assert detail["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    assert ("retry-after" in answer.headers) == (status == 503)
+    named = {errors.SettingsError: "streams", errors.ConflictError: "id"}
+    assert detail["param"] == named.get(type(error))
 
 
 JSON = st.recursive(
