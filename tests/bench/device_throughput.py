@@ -24,7 +24,7 @@ import machine
 import record
 import tables
 from child import Child
-from contest import LLAMA, Contest, add_amounts
+from contest import LLAMA, Contest, add_amounts, amounts
 from throughput import MODELS
 from tierd.backends.host import usable_cores
 
@@ -75,10 +75,9 @@ def main() -> int:
         raise SystemExit(f"{path} is missing; `make models` fetches it")
     starts, about = sides(options)
     achieved = Contest(options, starts).measure(path)
-    result, written = record.write(
-        options, started, about, [record.describe(MODEL.title, path) | {"sides": achieved}]
-    )
-    print(tables.plain(result))
+    measured = {"sides": about, "files": [record.describe(MODEL.title, path) | {"sides": achieved}]}
+    result, written = record.write(options.results, started, amounts(options), measured)
+    print(tables.DEVICE.plain(result))
     print(f"written to {written}")
     return judge(achieved)
 

@@ -1,16 +1,14 @@
-"""The file that a contest leaves: what was measured, of what, where and when."""
+"""The file that a bench leaves: what was measured, of what, where and when."""
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import machine
-from contest import amounts
 from tierd.models import GGUFFile
 
 
@@ -29,24 +27,20 @@ def describe(title: str, path: Path) -> dict[str, Any]:
 
 
 def write(
-    options: argparse.Namespace,
-    started: datetime.datetime,
-    sides: Mapping[str, Any],
-    files: Sequence[Mapping[str, Any]],
+    folder: Path, started: datetime.datetime, options: Mapping[str, int], measured: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Path]:
-    """Write a result into the folder `options.results`; return it, and its file.
+    """Write a result into a folder; return it, and its file.
 
-    sides: what each says of itself. files: what each is, and what its sides achieved.
+    options: how much was done. measured: by name.
     """
     result = {
         "date": started.isoformat(),
         "commit": machine.commit(),
         "machine": machine.describe(),
-        "options": amounts(options),
-        "sides": dict(sides),
-        "files": list(files),
+        "options": dict(options),
+        **measured,
     }
-    options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / f"{started:%Y-%m-%d-%H%M%S}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{started:%Y-%m-%d-%H%M%S}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result, path

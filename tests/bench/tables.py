@@ -1,68 +1,27 @@
-"""Make tables of the results of throughput.py and device_throughput.py.
+"""Put the tables of the newest results into the README, each between its marks.
 
 Usage: python tests/bench/tables.py
 
-Puts the tables of the newest results into the README, each between its marks. A result names for each file
-and side: "load", seconds; "prefill", "decode_one" and "decode_many", tokens per second, one for each round;
+Made here are those of contests, throughput.py and device_throughput.py. Their results name for each file and
+side: "load", seconds; "prefill", "decode_one" and "decode_many", tokens per second, one for each round;
 "memory", bytes, where it was watched.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from contest import LLAMA
+from switching_tables import CALLS, PHASES, RETURNS
+from table import Result, Table, processor
 
 HERE = Path(__file__).resolve().parent
 README = HERE.parent.parent / "README.md"
 RATES = ("prefill", "decode_one", "decode_many")
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the README. folder: of its results. name: in its marks. note: what stands below it."""
-
-    folder: Path
-    name: str
-    note: Callable[[Result], str]
-
-    @property
-    def marks(self) -> tuple[str, str]:
-        """Between which lines it stands."""
-        return f"<!-- {self.name}: begin -->", f"<!-- {self.name}: end -->"
-
-    def content(self) -> str:
-        """Return the table of the newest result, "" where there is none: their names begin with the date."""
-        results = sorted(self.folder.glob("*.json"))
-        if not results:
-            return ""
-        return self.markdown(json.loads(results[-1].read_text(encoding="utf-8")))
-
-    def markdown(self, result: Result) -> str:
-        """Return the table of a result, and what was measured where."""
-        heading, *body = rows(result)
-        rule = ["---", *["---:"] * (len(heading) - 1)]
-        lines = ["| " + " | ".join(row) + " |" for row in [heading, rule, *body]]
-        return "\n".join(["", *lines, "", *_wrapped(self.note(result)), ""])
-
-    def put(self, page: str) -> str:
-        """Return a page with what stands between the marks replaced."""
-        begin, end = self.marks
-        whole = f"{begin}\n{self.content()}\n{end}"
-        page, count = re.subn(
-            f"{re.escape(begin)}\n.*?{re.escape(end)}", lambda _: whole, page, flags=re.DOTALL
-        )
-        if count != 1:
-            raise SystemExit(f"the page must hold {begin} and {end} once")
-        return page
 
 
 def rows(result: Result) -> list[list[str]]:
@@ -91,19 +50,10 @@ def _file_rows(file: dict[str, Any]) -> Iterator[list[str]]:
         yield [f"{file['title']}, {name}", *cells]
 
 
-def plain(result: Result) -> str:
-    """Return the table for a terminal."""
-    table = rows(result)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        "  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]) for first, *rest in table
-    )
-
-
 def _host_note(result: Result) -> str:
     options, llama = result["options"], result["sides"][LLAMA]
     return (
-        f"{_medians(result)}, both with {options['threads']} threads on {_processor(result)}, K/V in f16. "
+        f"{_medians(result)}, both with {options['threads']} threads on {processor(result)}, K/V in f16. "
         f"{_streams(options)} Memory: the most that is no file's, with {options['streams']} contexts of "
         f"{options['context']:,} filled. llama.cpp is that of llama-cpp-python {llama['llama_cpp_python']}, "
         "built on that machine."
@@ -114,7 +64,7 @@ def _device_note(result: Result) -> str:
     llama, device = result["sides"][LLAMA], result["sides"]["tierd"]["device"]
     return (
         f"{_medians(result)}, both on the {device['type']} device {device['name']}, Vulkan "
-        f"{device['vulkan']}, with {_processor(result)}, K/V in f16. {_streams(result['options'])} "
+        f"{device['vulkan']}, with {processor(result)}, K/V in f16. {_streams(result['options'])} "
         f"llama.cpp is that of cyllama-vulkan {llama['cyllama_vulkan']}, with all layers on the device."
     )
 
@@ -126,31 +76,18 @@ def _medians(result: Result) -> str:
     )
 
 
-def _processor(result: Result) -> str:
-    machine = result["machine"]
-    return f"{machine['cores']} cores of {machine['processor']} ({', '.join(machine['flags'])})"
-
-
 def _streams(options: dict[str, int]) -> str:
     return f"Streams go on by {options['tokens']} tokens behind prompts of {options['prompt']}."
 
 
-def _wrapped(text: str, width: int = 115) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) + 1 > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
-
-
-HOST = Table(HERE / "results", "made by tests/bench/tables.py", _host_note)
-DEVICE = Table(HERE / "results" / "device", "made by tests/bench/tables.py, device", _device_note)
+HOST = Table(HERE / "results", "made by tests/bench/tables.py", rows, _host_note)
+DEVICE = Table(HERE / "results" / "device", "made by tests/bench/tables.py, device", rows, _device_note)
+TABLES = (HOST, DEVICE, RETURNS, PHASES, CALLS)
 
 
 def main() -> int:
     page = README.read_text(encoding="utf-8")
-    for table in (HOST, DEVICE):
+    for table in TABLES:
         page = table.put(page)
     README.write_text(page, encoding="utf-8")
     print(f"{README.name} has the tables of the newest results")

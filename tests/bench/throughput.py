@@ -27,7 +27,7 @@ import machine
 import record
 import tables
 from child import Child
-from contest import LLAMA, Contest, add_amounts, load_arguments
+from contest import LLAMA, Contest, add_amounts, amounts, load_arguments
 from memory import Peak, status
 from tierd.backends import library
 from tierd.backends.host import usable_cores
@@ -145,8 +145,9 @@ def main() -> int:
         for side, start in starts.items():
             achieved[side]["memory"] = memory(options, path, start)
         files.append(record.describe(model.title, path) | {"sides": achieved})
-    result, path = record.write(options, started, about, files)
-    print(tables.plain(result))
+    measured = {"sides": about, "files": files}
+    result, path = record.write(options.results, started, amounts(options), measured)
+    print(tables.HOST.plain(result))
     print(f"written to {path}")
     return 0
 
