@@ -3,12 +3,13 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-device test-levels test-rest test-long test-lowest bench bench-device bench-overhead bench-table profile sanitize check clean
+.PHONY: help serve models test test-device test-levels test-rest test-long test-lowest bench bench-device bench-switching bench-overhead bench-table profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
 BENCH ?=
 BENCH_DEVICE ?=
+BENCH_SWITCHING ?=
 PROFILE ?=
 # Parts of the tests that run at a time.
 JOBS ?= 2
@@ -33,7 +34,7 @@ ORACLE_TESTS := tests/test_oracle.py tests/test_device_oracle.py
 DEVICE_TESTS := $(addprefix tests/,shaders backends/resident backends/vkapi tier device cli/test_gpu.py test_device_oracle.py)
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.serve $(SMOLLM2) ## serve the demo model (LISTEN=127.0.0.1:8080)
 	@sh tools/try_it.sh $(LISTEN) $(basename $(notdir $(SMOLLM2)))
@@ -70,6 +71,7 @@ bench: $(VENV)/.serve $(SMOLLM2) $(GEMMA3) $(RIVAL)/.built ## time the first tok
 	$(BIN)/python tests/bench/first_token.py
 	$(BIN)/python tests/bench/throughput.py --llama-python $(RIVAL)/bin/python $(BENCH)
 	@$(MAKE) --no-print-directory bench-device
+	@$(MAKE) --no-print-directory bench-switching
 
 bench-device: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) ## tierd against llama.cpp on a Vulkan device (BENCH_DEVICE='--prefill 512')
 	@if $(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(DEVICE_RIVAL_PYTHON)")'; then \
@@ -78,6 +80,9 @@ bench-device: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) ## tierd against llama.c
 	else \
 		echo 'not run: $(CYLLAMA_VULKAN) is meant for Python $(DEVICE_RIVAL_PYTHON)'; \
 	fi
+
+bench-switching: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## talk to two models in turns where one fits (BENCH_SWITCHING='--tiers cpu')
+	$(BIN)/python tests/bench/switching.py $(BENCH_SWITCHING)
 
 bench-overhead: $(VENV)/.dev ## CPU time of Python and HTTP for each token, with 8 clients and a device that computes nothing
 	$(BIN)/python tests/bench/overhead.py

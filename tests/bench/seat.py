@@ -35,6 +35,11 @@ class Box:
         """Put a model where it belongs. Raises RequiredTierError when it cannot be on the device."""
         return self._tier.open(model)
 
+    def release(self, slot: Slot) -> None:
+        """Free a model, and give its room back."""
+        slot.close()
+        self._tier.release(slot.id)
+
     def close(self) -> None:
         """End the threads, and close the device. All models have been closed."""
         self._tier.close()
@@ -49,6 +54,7 @@ class Seat:
 
     def __init__(self, path: Path, box: Box, *, context: int, streams: int) -> None:
         """Raises RequiredTierError for a model that cannot be on the device that it is meant for."""
+        self._box = box
         self.slot = box.open(ModelSettings(id="bench", path=path, context=context, streams=streams))
         self.page_pool_bytes = self.slot.executor.pages * self.slot.executor.page_bytes
 
@@ -119,7 +125,7 @@ class Seat:
     def close(self) -> None:
         """Free the model."""
         self.clear()
-        self.slot.close()
+        self._box.release(self.slot)
 
     def _collect(self) -> None:
         self.finish(self.slot.steps[0], self.executor.collect())

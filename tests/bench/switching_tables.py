@@ -54,15 +54,16 @@ def calls(result: Result) -> list[list[str]]:
 def _returns_note(result: Result) -> str:
     return (
         f"Time to the first token over HTTP on {result['date'][:10]}, with {processor(result)}: of a first "
-        f"prompt, and of the conversation's later turns, before each of which the other model answered; "
-        f"medians of {result['options']['returns']}. The GPU's memory was limited so that it holds one of the two."
+        "prompt, and of the conversation's later turns, before each of which the other model answered; "
+        f"medians of {result['options']['returns']}. The GPU's memory was limited so that it held one model."
     )
 
 
 def _phases_note(result: Result) -> str:
+    options = result["options"]
     return (
-        f"Medians of {result['options']['returns']} switches by `POST /models/activate`, while a stream of "
-        f"{_title(result, _switches(result)[0]['left'])} runs, with the conversation's keys and values."
+        f"Medians of {options['returns']} switches each by `POST /models/activate`, while the first "
+        f"conversation has a stream, behind more than {options['conversation']:,} tokens."
     )
 
 

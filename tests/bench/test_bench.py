@@ -15,7 +15,11 @@ import pytest
 
 import contest
 import device_throughput
+import switching
+import switching_tables
+import table
 import tables
+import throughput
 import tiny
 from child import Child
 from memory import Peak, status
@@ -154,7 +158,7 @@ def test_tables_tell_medians_and_ratios() -> None:
     assert heading[1:4] == ["prompt of 512", "1 stream", "8 streams"]
     assert ours == ["A Model, tierd avx2", *["1,500 (3.00)"] * 3, "0.50 s", "125 MB"]
     assert theirs == ["A Model, llama.cpp", *["500"] * 3, "0.50 s", "125 MB"]
-    assert len({len(line) for line in tables.plain(RESULT).splitlines()}) == 1
+    assert len({len(line) for line in tables.HOST.plain(RESULT).splitlines()}) == 1
     assert "| A Model, llama.cpp | 500 |" in tables.HOST.markdown(RESULT)
     assert "2026-01-02" in tables.HOST.markdown(RESULT)
 
@@ -164,26 +168,118 @@ def test_a_table_of_a_device_names_it_and_has_decimals_where_rates_are_low() -> 
     device = {"name": "A Device", "type": "software", "driver": "7", "vulkan": "1.3.0"}
     about = {"tierd": {"device": device}, "llama.cpp": {"cyllama_vulkan": "4.5.6", "device": "A Device"}}
     files = [{"title": "A Model", "sides": dict(zip(about, rates, strict=True))}]
-    table = " ".join(tables.DEVICE.markdown(RESULT | {"sides": about, "files": files}).split())
-    assert "| A Model, tierd | 12 (4.80) | 12 (4.80) | 12 (4.80) | 0.50 s |" in table
-    assert "| A Model, llama.cpp | 2.5 | 2.5 | 2.5 | 0.50 s |" in table
-    assert "software device A Device" in table
-    assert "cyllama-vulkan 4.5.6" in table
-    assert "memory" not in table
+    told = " ".join(tables.DEVICE.markdown(RESULT | {"sides": about, "files": files}).split())
+    assert "| A Model, tierd | 12 (4.80) | 12 (4.80) | 12 (4.80) | 0.50 s |" in told
+    assert "| A Model, llama.cpp | 2.5 | 2.5 | 2.5 | 0.50 s |" in told
+    assert "software device A Device" in told
+    assert "cyllama-vulkan 4.5.6" in told
+    assert "memory" not in told
 
 
 def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
-    table = tables.Table(tmp_path, "a table", lambda result: result["date"])
-    begin, end = table.marks
+    made = table.Table(tmp_path, "a table", tables.rows, lambda result: result["date"])
+    begin, end = made.marks
     page = f"before\n{begin}\nold\n{end}\nafter\n"
-    assert table.put(page) == f"before\n{begin}\n\n{end}\nafter\n"
+    assert made.put(page) == f"before\n{begin}\n\n{end}\nafter\n"
     (tmp_path / "2026-01-02.json").write_text(json.dumps(RESULT), encoding="utf-8")
-    assert table.put(page) == f"before\n{begin}\n{table.markdown(RESULT)}\n{end}\nafter\n"
+    assert made.put(page) == f"before\n{begin}\n{made.markdown(RESULT)}\n{end}\nafter\n"
     with pytest.raises(SystemExit, match="once"):
-        table.put("no marks")
+        made.put("no marks")
 
 
-@pytest.mark.parametrize("table", [tables.HOST, tables.DEVICE])
-def test_the_readme_has_the_table_of_the_newest_result(table: tables.Table) -> None:
+TALK = {
+    "cold": {"first": 2.0, "prompt": 1600, "cached": 0},
+    "returns": [{"first": seconds, "prompt": 1624, "cached": 1607} for seconds in (0.1, 0.3, 0.125)],
+}
+SWITCHED = {
+    "date": "2026-01-02T03:04:05+00:00",
+    "machine": RESULT["machine"],
+    "options": {"conversation": 1600, "returns": 3, "tokens": 256, "calls": 500},
+    "files": [{"id": "a", "title": "A Model"}, {"id": "b", "title": "Another"}],
+    "tiers": {
+        "cpu": {
+            "device": "",
+            "conversations": [TALK | {"model": "a", "other": "b"}],
+            "switches": [],
+            "calls": {
+                "during": {"load": 500, "switch": 0},
+                "paths": {"/tier": {"p50": 0.001, "p99": 0.02, "most": 0.075}},
+            },
+        },
+        "device": {
+            "device": "A Device (of some version)",
+            "conversations": [TALK | {"model": "b", "other": "a"}],
+            "switches": [
+                {"came": "b", "seconds": 0.5, "phases": {"pause": 0.02, "rearm": 0.25}},
+                {"came": "a", "seconds": 0.5, "phases": {"rearm": 0.25, "rehome": 0.0004}},
+            ],
+            "calls": {
+                "during": {"load": 200, "switch": 300},
+                "paths": {"/tier": {"p50": 0.001, "p99": 0.05, "most": 12.0}},
+            },
+        },
+    },
+}  # fmt: skip
+
+
+def test_tables_of_switches_tell_times() -> None:
+    told = " ".join(switching_tables.RETURNS.markdown(SWITCHED).split())
+    assert "| A Model, CPU | 1,600 tokens | 2,000 ms | 125 ms | 300 ms | 1/16 |" in told
+    assert "| Another, A Device | 1,600 tokens |" in told
+    told = " ".join(switching_tables.PHASES.markdown(SWITCHED).split())
+    assert "| | pause | rearm | rehome | in all |" in told
+    assert "| Another comes | 20 ms | 250 ms | 0.0 ms | 500 ms |" in told
+    assert "| A Model comes | 0.0 ms | 250 ms | 0.4 ms | 500 ms |" in told
+    told = " ".join(switching_tables.CALLS.markdown(SWITCHED).split())
+    assert "| `/tier` | 1.0 ms | 20 ms | 75 ms | 1.0 ms | 50 ms | 12.0 s |" in told
+    assert "(CPU: 500 in a load; A Device: 200 in a load, 300 in a switch)" in told
+
+
+@pytest.mark.parametrize(
+    ("waited", "cold", "slow"), [(0.15, 1.25, 0.05), (0.151, 2.0, 0.05), (0.1, 2.0, 0.051)]
+)
+def test_bars_of_switches_are_told(
+    waited: float, cold: float, slow: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = {"model": "a", "cold": {"first": cold}, "returns": [{"first": waited}]}
+    paths = {"/tier": {"p99": slow}, "/slots": {"p99": 0.001}}
+    tier = {"conversations": [talk], "calls": {"paths": paths}}
+    missed = int(waited > 0.15) + int(slow > 0.05)
+    assert switching.judge({"cpu": tier}) == (1 if missed else 0)
+    assert capsys.readouterr().out.count("MISSED") == missed
+    missed = int(waited > cold / 10) + int(slow > 0.05)
+    assert switching.judge({"device": tier}) == (1 if missed else 0)
+    assert capsys.readouterr().out.count("MISSED") == missed
+
+
+def test_two_models_take_turns_on_a_device(tmp_path: Path) -> None:
+    """The bars are for real models: their being missed here is no failure."""
+    for name in switching.FILES:
+        tiny.write_llama(tmp_path / throughput.MODELS[name].file, context=2048, head_size=32)
+    amounts = ["--conversation", "100", "--returns", "1", "--tokens", "64", "--calls", "2"]
+    folders = ["--models", str(tmp_path), "--results", str(tmp_path / "results")]
+    run = subprocess.run(
+        [sys.executable, str(HERE / "switching.py"), "--tiers", "device", *amounts, *folders],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "of a return to gemma3" in run.stdout, run.stderr
+    (path,) = (tmp_path / "results").iterdir()
+    measured = json.loads(path.read_text(encoding="utf-8"))["tiers"]["device"]
+    assert "llvmpipe" in measured["device"]
+    for talk in measured["conversations"]:
+        (back,) = talk["returns"]
+        assert back["cached"] >= 100
+        assert 0 < back["first"] < talk["cold"]["first"] * 1000
+    assert [switch["came"] for switch in measured["switches"]] == ["gemma3", "q4_1"]
+    away, home = (switch["phases"] for switch in measured["switches"])
+    assert {"pause", "hydrate", "drop", "save", "restore", "rearm", "rehome"} <= set(away) | set(home)
+    assert set(measured["calls"]["paths"]) == set(switching.PATHS)
+    assert sum(measured["calls"]["during"].values()) == 2 * len(switching.PATHS)
+
+
+@pytest.mark.parametrize("made", tables.TABLES, ids=lambda made: made.name)
+def test_the_readme_has_the_table_of_the_newest_result(made: table.Table) -> None:
     page = tables.README.read_text(encoding="utf-8")
-    assert table.put(page) == page
+    assert made.put(page) == page
