@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -68,6 +69,29 @@ def test_one_that_fails_says_why(operation: Operation) -> None:
 def test_a_fault_is_named_by_its_kind(operation: Operation) -> None:
     operation.fail(ZeroDivisionError("by zero"))
     assert operation.view.error == "ZeroDivisionError: by zero"
+
+
+def test_one_that_has_failed_keeps_nothing_of_what_was_at_work(operation: Operation) -> None:
+    class Large:
+        pass
+
+    def load() -> None:
+        large = Large()
+        kept.append(weakref.ref(large))
+        try:
+            raise KeyError("a tensor")
+        except KeyError as error:
+            raise ModelFileError("a: a tensor is missing") from error
+
+    kept: list[weakref.ref[Large]] = []
+    future: Future[None] = Future()
+    operation.follow(future)
+    try:
+        load()
+    except ModelFileError as error:
+        future.set_exception(error)
+    assert operation.view.error == "a: a tensor is missing"
+    assert kept[0]() is None
 
 
 def test_the_first_end_counts(operation: Operation, clock: Clock) -> None:

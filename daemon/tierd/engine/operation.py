@@ -48,7 +48,7 @@ class OperationView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operation:
-    """One of them. Any thread may tell of it or ask."""
+    """One of them. Any thread may tell of it or ask. failure: why it failed, without its traceback."""
 
     def __init__(self, kind: str, model: str = "", *, clock: Callable[[], float] = time.monotonic) -> None:
         """clock: tells monotonic seconds."""
@@ -143,6 +143,8 @@ class Operation:
             if self.ended:
                 return
             self._end_phase()
+            if error is not None:
+                _forget_frames(error)
             self.failure = error
             self._seconds = self._clock() - self._began
             self._phase, self._state = "", state
@@ -157,6 +159,16 @@ class Operation:
         if self._phase:
             self._phases.append(PhaseView(self._phase, round(now - self._phase_began, 6)))
         self._phase_began = now
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of what was at work when an error was raised: an operation outlives it."""
+    chain: list[BaseException | None] = [error]
+    while chain:
+        link = chain.pop()
+        if link is not None and link.__traceback__ is not None:
+            link.__traceback__ = None
+            chain += link.__cause__, link.__context__
 
 
 def _line(error: BaseException) -> str:
