@@ -31,6 +31,7 @@ from tierd.core import Batch, Chunk, Request, SamplingParams, Sequence
 from tierd.errors import DeviceLostError, DeviceMemoryError, OrderError, TierdError
 from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
+from tierd.kv.moves import Move
 from tierd.kv.saved import evacuate
 from tierd.slot import Placed
 from tierd.tier.device_home import DeviceHome
@@ -164,8 +165,8 @@ class Model:
 class SeatMachine(RuleBasedStateMachine):
     """What may happen to models that share a device, and what must not."""
 
-    steps: ClassVar[int]
-    seen: ClassVar[Counter[str]]
+    steps: ClassVar[int] = 0
+    seen: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -529,8 +530,8 @@ def test_calls_out_of_order_change_nothing_and_those_in_order_leave_nothing_behi
 def test_every_call_in_every_state(state: str) -> None:
     """Each is made in a world of its own, and what must not be done there does nothing."""
     for call, ways in WAYS.items():
-        SeatMachine.seen = Counter()
         machine = SeatMachine()
+        machine.seen.clear()
         for each in PATHS[state]:
             machine.attempt("large", each)
         assert machine.models["large"].seat.state == state
@@ -538,6 +539,30 @@ def test_every_call_in_every_state(state: str) -> None:
         assert bool(machine.seen[f"{call} while {state}, in vain"]) == (state not in ways)
         machine.everybody_is_where_they_should_be()
         machine.teardown()
+
+
+def test_who_stays_after_all_is_in_nobodys_way() -> None:
+    machine = SeatMachine()
+    for call in (*PATHS["leaving"], "stay"):
+        machine.attempt("small", call)
+    for call in PATHS["on"]:
+        machine.attempt("middle", call)
+    assert machine.held == {"small": 3, "middle": 4}
+
+
+def test_nobody_drops_while_rows_of_the_scratch_region_are_on_their_way() -> None:
+    """That region is no stream's, and so it is not among those that are free or not."""
+    machine = SeatMachine()
+    for call in PATHS["leaving"]:
+        machine.attempt("small", call)
+    model = machine.models["small"]
+    rows = [np.zeros((1, ROW_BYTES), np.uint8)]
+    model.home.moves.append(Move(None, (REGIONS,), rows, 0, 1, inward=False, finish=lambda _: None))
+    machine.seen.clear()
+    machine.attempt("small", "drop")
+    assert machine.seen["drop while leaving, in vain"] == 1
+    model.home.moves.clear()
+    machine.attempt("small", "drop")
 
 
 def test_reservations_tell_what_is_not_in_order() -> None:
