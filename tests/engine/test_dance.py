@@ -124,6 +124,22 @@ def test_streams_pause_and_go_on_where_they_were() -> None:
         assert passes(harness, "a") == {}
 
 
+def test_what_a_prompt_was_fed_before_a_switch_counts_as_fed() -> None:
+    gate = Gate()
+    with dancing(A, B, gates={"a": gate}, switch=PATIENT) as (harness, _):
+        harness.engine.submit(request("a", b"of more tokens than a step has room for", 8, model="a"))
+        gate.wait()
+        switched = harness.engine.activate("b")
+        harness.snapshot_when(lambda snapshot: snapshot.models["a"].seat == "leaving")
+        gate.let(200)
+        switched.result(PATIENCE)
+        harness.engine.activate("a").result(PATIENCE)
+        said(harness, "a", b"of more tokens than a step has room for", 8)
+        (end,) = harness.mail.terminals()["a"]
+        assert isinstance(end, FinishedEvent)
+        assert end.usage.cached_tokens == 0
+
+
 def test_streams_go_on_at_the_cpu_where_that_is_set() -> None:
     gate = Gate()
     switch = SwitchSettings(min_hold_s=0.0, max_wait_s=0.0, resume="cpu")

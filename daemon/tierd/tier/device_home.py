@@ -380,8 +380,8 @@ class DeviceHome:
 
             def arrived(moved: bool) -> None:
                 sequence.moves -= 1
-                sequence.saved = None
-                self._begin(sequence, positions if moved else 0)
+                own, sequence.saved = sequence.saved is saved, None
+                self._begin(sequence, positions if moved else 0, own=own and moved)
                 sequence.mixed = sequence.fed > 0 and saved.origin != self.origin
                 saved.close()
 
@@ -390,9 +390,10 @@ class DeviceHome:
 
         saved.fetch(fetched)
 
-    def _begin(self, sequence: Sequence, positions: int) -> None:
+    def _begin(self, sequence: Sequence, positions: int, *, own: bool = False) -> None:
+        """Let a stream go on from so many positions. own: it was fed them itself, or had them before."""
         sequence.fed, sequence.mixed = positions, False
-        if not sequence.generated:
+        if not (sequence.generated or own):
             sequence.cached = positions
             sequence.refed = self._lost(self._tokens[sequence], positions)
 
