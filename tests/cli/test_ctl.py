@@ -15,7 +15,7 @@ import tierd
 from live import Live, serve, wait_until
 from tierd.cli import main
 from tierd.core import PassReason
-from tierd.engine import BankSnapshot, RegionSnapshot, RegionState, SessionSnapshot, Snapshot
+from tierd.engine import BankSnapshot, RegionSnapshot, RegionState, SessionSnapshot, Snapshot, SwitchSnapshot
 from tierd.http.listeners import listen, listen_at, url
 from tierd.settings import ModelSettings
 from tierd.tier.status import TierStatus
@@ -77,7 +77,7 @@ def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: str | Path)
 def test_status_as_a_table(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     up, headings, row = ctl(capsys, "status").splitlines()
     assert up.startswith(f"tierd {tierd.__version__}, up for 0:0")
-    columns = ["model", "outcome", "running", "paused", "waiting", "pages", "used", "cached", "free"]
+    columns = ["model", "outcome", "seat", "running", "paused", "waiting", "pages", "used", "cached", "free"]
     assert headings.split() == columns
     assert row.split()[:5] == ["tiny", "cpu", "0", "0", "0"]
 
@@ -103,6 +103,7 @@ def published(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
     model = replace(
         daemon.live.engine.snapshot.models["tiny"],
         outcome="gpu:resident",
+        seat="leaving",
         regions=(
             RegionSnapshot(region=0, state=RegionState.LIVE, positions=1234, request=LONG_ID, used=now),
             RegionSnapshot(region=1, state=RegionState.PINNED, positions=5, claim=7, used=now - 3600),
@@ -119,12 +120,17 @@ def published(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
                 moving=True,
                 reason=PassReason.UNHOMED,
             ),
+            SessionSnapshot(
+                request="cmpl-3", positions=9, prompt=6, generated=4, paused=True, moving=True, away=True
+            ),
         ),
         passes={PassReason.UNHOMED: 1500},
     )
     snapshot = Snapshot(
         {"tiny": model},
         BankSnapshot(limit=64 << 20, used=1 << 20, entries=3, dropped=1, dropped_positions=1200),
+        SwitchSnapshot(incoming="other", outgoing=("tiny",), phase="hydrate", since=now - 3600),
+        switches=1234,
     )
     tier = TierStatus(
         backend="resident",
@@ -133,6 +139,7 @@ def published(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
         used=3 << 20,
         budget=4096 << 20,
         reservations={"tiny": 5 << 19},
+        away={"other": 1 << 20},
         faults=1,
         fault="it was lost",
     )
@@ -151,6 +158,33 @@ def test_status_tells_how_the_bank_stands(published: Snapshot, capsys: pytest.Ca
     )
 
 
+def test_status_tells_of_seats_and_of_a_switch(
+    published: Snapshot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, row, switch, switches, _ = ctl(capsys, "status").splitlines()
+    assert row.split()[:3] == ["tiny", "gpu:resident", "leaving"]
+    assert switch.startswith("a switch is under way: other comes, tiny goes; hydrate after 3,60")
+    assert switches == "switches so far: 1,234"
+
+
+@pytest.mark.parametrize(
+    ("incoming", "outgoing", "words"),
+    [(None, ("tiny",), "tiny goes;"), ("other", (), "other comes;"), ("a", ("b", "c"), "a comes, b, c go;")],
+)
+def test_who_takes_part_in_a_switch(
+    published: Snapshot,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    daemon: Daemon,
+    incoming: str | None,
+    outgoing: tuple[str, ...],
+    words: str,
+) -> None:
+    switch = SwitchSnapshot(incoming=incoming, outgoing=outgoing, phase="drop", since=time.monotonic())
+    monkeypatch.setattr(daemon.live.engine._loop, "snapshot", replace(published, switch=switch))
+    assert f"under way: {words} drop after 0." in ctl(capsys, "status")
+
+
 def test_tier_for_people(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
     assert ctl(capsys, "tier").splitlines()[:4] == [
         "GPU [1] (resident)",
@@ -158,7 +192,11 @@ def test_tier_for_people(published: Snapshot, capsys: pytest.CaptureFixture[str]
         "3.0 of 4,096.0 MiB used, 4,093.0 MiB free",
         "given up once in the middle of work, last for this: it was lost",
     ]
-    assert words(ctl(capsys, "tier"))[4:] == [["model", "MiB"], ["tiny", "2.5"]]
+    assert words(ctl(capsys, "tier"))[4:] == [
+        ["model", "where", "MiB"],
+        ["tiny", "on", "the", "GPU", "2.5"],
+        ["other", "away", "1.0"],
+    ]
 
 
 def test_regions_as_a_table(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,10 +209,14 @@ def test_regions_as_a_table(published: Snapshot, capsys: pytest.CaptureFixture[s
 
 
 def test_sessions_as_a_table(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
-    _, device, host, why = ctl(capsys, "sessions").splitlines()
+    _, device, host, away, *why = ctl(capsys, "sessions").splitlines()
     assert device.split() == [LONG_ID, "tiny", "region", "0", "running", "1,234", "1,000", "235"]
     assert host.split() == ["cmpl-2", "tiny", "host", "(unhomed)", "moving,", "paused", "4", "4", "0"]
-    assert why == "unhomed: no region of K/V was free on the device"
+    assert away.split() == ["cmpl-3", "tiny", "bank", "away,", "paused", "9", "6", "4"]
+    assert why == [
+        "unhomed: no region of K/V was free on the device",
+        "away: it waits for its model to be back on the GPU",
+    ]
 
 
 def test_passes_as_a_table(published: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,8 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "chat", "models", "ctl", "ctl status", "ctl slots", "ctl flush"]
+    "command",
+    ["serve", "chat", "models", "ctl", "ctl status", "ctl slots", "ctl switch", "ctl load", "ctl operations"],
 )
 def test_every_option_is_explained(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert main([*command.split(), "--help"]) == 0

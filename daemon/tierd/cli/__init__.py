@@ -7,34 +7,23 @@ Errors are one line on standard error.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from tierd import __version__
+from tierd.cli import options
+from tierd.cli.ctl_commands import ctl
 from tierd.cli.parameters import PARAMETERS
 from tierd.errors import ModelError, RequiredTierError, SettingsError, TierdError
 from tierd.settings import LOG_LEVELS, Settings, load_settings
-
-if TYPE_CHECKING:
-    from tierd.cli.client import Client
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_TIER = 3
 EXIT_MODEL = 4
 
-_config = click.option(
-    "--config",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    envvar="TIERD_CONFIG",
-    show_envvar=True,
-    help="Settings, in TOML. config/tierd.toml in the source is their manual.",
-)
 _model_files = click.option(
     "--model",
     "models",
@@ -77,7 +66,7 @@ def tierd() -> None:
 
 
 @tierd.command("serve")
-@_config
+@options.config
 @_model_files
 @click.option("--listen", metavar="HOST:PORT", help="Where to serve, instead of server.listen.")
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), help="What to log, instead of log.level.")
@@ -104,7 +93,7 @@ def _serve(config: Path | None, models: Sequence[Path], listen: str | None, log_
 
 
 @tierd.command("models")
-@_config
+@options.config
 @_model_files
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def _models(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
@@ -122,21 +111,6 @@ def _models(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
     (print_json if as_json else print_table)(reports)
 
 
-def _read(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    try:
-        return None if text is None else PARAMETERS[str(option.name)].read(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def _answers(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for everything that may be set about answers."""
-    for name, parameter in reversed(list(PARAMETERS.items())):
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, metavar="N", callback=_read, help=parameter.help)(command)
-    return command
-
-
 @tierd.command("chat")
 @click.option(
     "--url",
@@ -149,7 +123,7 @@ def _answers(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--model", metavar="ID", help="Which of its models to talk to; its default one if not given.")
 @click.option("--system", metavar="TEXT", default="", help="The system prompt.")
-@_answers
+@options.answers(PARAMETERS)
 def _chat(url: str, model: str | None, system: str, **parameters: float | None) -> None:
     """Talk to a model of a running daemon.
 
@@ -173,126 +147,7 @@ def _chat(url: str, model: str | None, system: str, **parameters: float | None) 
     chat(Conversation(at_url(url), model, system, given))
 
 
-@tierd.group("ctl")
-@_config
-@click.option("--socket", metavar="PATH", type=click.Path(path_type=Path), help="The admin socket.")
-@click.option("--url", metavar="URL", help="The admin API over TCP, instead of the socket.")
-@click.option(
-    "--token-file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The token that --url asks for, instead of admin.token_file.",
-)
-@click.pass_context
-def _ctl(
-    context: click.Context, config: Path | None, socket: Path | None, url: str | None, token_file: Path | None
-) -> None:
-    """Steer a running daemon through its admin API.
-
-    Without options it looks for the socket where the settings say, or where `tierd serve` puts it by itself:
-    in $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/tierd or /run/tierd.
-
-    \b
-    Examples:
-      tierd ctl status
-      tierd ctl passes --json
-      tierd ctl flush --model smol
-      tierd ctl --url http://box:8081 --token-file token status
-    """
-    from tierd.cli.ctl import connect
-
-    context.obj = connect(load_settings(config).admin, socket=socket, url=url, token_file=token_file)
-
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-
-
-def _show(client: Client, view: str, as_json: bool) -> None:
-    from tierd.cli.ctl_views import VIEWS
-
-    answer = client.get(f"/{view}")
-    if as_json:
-        _print_json(answer)
-    else:
-        shape, print_view = VIEWS[view]
-        print_view(client.shaped(answer, shape))
-
-
-@_ctl.command("status")
-@_json
-@click.pass_obj
-def _status(client: Client, as_json: bool) -> None:
-    """Show the models, their streams and their K/V pages, and what the host bank holds."""
-    _show(client, "status", as_json)
-
-
-@_ctl.command("slots")
-@_json
-@click.pass_obj
-def _slots(client: Client, as_json: bool) -> None:
-    """Show what each model is and what it was given."""
-    _show(client, "slots", as_json)
-
-
-@_ctl.command("tier")
-@_json
-@click.pass_obj
-def _tier(client: Client, as_json: bool) -> None:
-    """Show how the GPU stands: its memory, whose that is, and how often it has failed."""
-    _show(client, "tier", as_json)
-
-
-@_ctl.command("regions")
-@_json
-@click.pass_obj
-def _regions(client: Client, as_json: bool) -> None:
-    """Show the regions of K/V on the GPU, and what is in them.
-
-    \b
-    States:
-      free     nobody's
-      live     of a running stream, which is named
-      parked   kept for a conversation that may go on; its claim is named
-      pinned   parked, and no other conversation may have it
-      leaving  what it holds is on its way out
-      scratch  for prompts of streams whose K/V is on the host
-    """
-    _show(client, "regions", as_json)
-
-
-@_ctl.command("sessions")
-@_json
-@click.pass_obj
-def _sessions(client: Client, as_json: bool) -> None:
-    """Show the running streams, where their K/V is, and why one is not on the GPU."""
-    _show(client, "sessions", as_json)
-
-
-@_ctl.command("passes")
-@_json
-@click.pass_obj
-def _passes(client: Client, as_json: bool) -> None:
-    """Show what was meant for the GPU and ran on the CPU, and why, since each model was put where it is."""
-    _show(client, "passes", as_json)
-
-
-@_ctl.command("flush")
-@click.option("--model", metavar="ID", help="Only this model's; without it, every model's.")
-@_json
-@click.pass_obj
-def _flush(client: Client, model: str | None, as_json: bool) -> None:
-    """Forget the prompts that the prefix cache keeps."""
-    from tierd.http.commands import Flushed
-
-    answer = client.post("/flush", {"model": model})
-    if as_json:
-        _print_json(answer)
-    else:
-        click.echo(f"{client.shaped(answer, Flushed).pages_freed} pages were freed")
-
-
-def _print_json(answer: Any) -> None:
-    click.echo(json.dumps(answer, indent=2))
+tierd.add_command(ctl)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,8 +24,26 @@ TIMEOUT_S = 60.0
 T = TypeVar("T")
 
 
+class RefusalError(DaemonError):
+    """The daemon says no. code: what it calls the reason, "" where it does not say."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Begun(NamedTuple):
+    """The answer to what may take long. place: the path where it can be followed; "" where it is over."""
+
+    answer: Any
+    place: str
+
+
 class Client:
-    """Calls one daemon. Every method raises DaemonError, whose message is the daemon's where it sent one."""
+    """Calls one daemon. Every method raises DaemonError, whose message is the daemon's where it sent one.
+
+    place: what messages call the daemon. local: whether it must be on this machine.
+    """
 
     def __init__(
         self,
@@ -33,9 +52,11 @@ class Client:
         *,
         base: str = "",
         token: str = "",
+        local: bool = False,
     ) -> None:
-        """Use `at_url` or `at_socket`. place: what messages call the daemon. base: begins every path."""
+        """Use `at_url` or `at_socket`. base: begins every path."""
         self.place = place
+        self.local = local
         self._connect = connect
         self._base = base
         self._headers = {"User-Agent": f"tierd/{__version__}", "Content-Type": "application/json"}
@@ -52,12 +73,33 @@ class Client:
         with self._ask("POST", path, body) as response:
             return self._json(response.read())
 
+    def begin(self, path: str, body: Mapping[str, Any]) -> Begun:
+        """Post JSON and return the answer, which may come before what was asked for is done."""
+        with self._ask("POST", path, body) as response:
+            answer = self._json(response.read())
+            if response.status != HTTPStatus.ACCEPTED:
+                return Begun(answer, "")
+            place = response.headers.get("Location", "")
+            if not place.startswith("/"):
+                raise DaemonError(f"{self.place} does not say where its work can be followed; is it tierd?")
+            return Begun(answer, place)
+
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[Any]:
         """Post JSON and yield the JSON of each event until the stream says it is done.
 
         Closing the iterator closes the connection, which cancels the request.
         """
-        with self._ask("POST", path, body) as response:
+        return self._events("POST", path, body)
+
+    def follow(self, path: str) -> Generator[Any, None, None]:
+        """Yield the JSON of each event at a path until the stream says it is done.
+
+        Closing the iterator closes the connection.
+        """
+        return self._events("GET", path, None)
+
+    def _events(self, method: str, path: str, body: Mapping[str, Any] | None) -> Generator[Any, None, None]:
+        with self._ask(method, path, body, accept="text/event-stream") as response:
             for line in response:
                 if not line.startswith(b"data:"):
                     continue
@@ -65,8 +107,8 @@ class Client:
                 if data == b"[DONE]":
                     return
                 event = self._json(data)
-                if isinstance(event, dict) and "error" in event:
-                    raise DaemonError(_message(event) or f"{self.place} sent an error")
+                if isinstance(event, dict) and event.keys() == {"error"}:
+                    raise _refusal(event, f"{self.place} sent an error")
                 yield event
         raise DaemonError(f"{self.place} closed the connection in the middle of the answer")
 
@@ -79,15 +121,16 @@ class Client:
 
     @contextmanager
     def _ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None
+        self, method: str, path: str, body: Mapping[str, Any] | None, *, accept: str = "application/json"
     ) -> Iterator[http.client.HTTPResponse]:
         content = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers, "Accept": accept}
         with closing(self._connect()) as connection:
             try:
-                connection.request(method, self._base + path, content, self._headers)
+                connection.request(method, self._base + path, content, headers)
                 with connection.getresponse() as response:
-                    if response.status != 200:
-                        raise self._refusal(response)
+                    if response.status not in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
+                        raise self._refused(response)
                     yield response
             except TimeoutError as error:
                 raise DaemonError(f"{self.place} has been silent for {TIMEOUT_S:.0f} s") from error
@@ -97,12 +140,12 @@ class Client:
                     f"cannot talk to {self.place}: {reason}; is `tierd serve` running?"
                 ) from error
 
-    def _refusal(self, response: http.client.HTTPResponse) -> DaemonError:
+    def _refused(self, response: http.client.HTTPResponse) -> RefusalError:
         try:
-            said = _message(json.loads(response.read()))
+            body = json.loads(response.read())
         except ValueError:
-            said = ""
-        return DaemonError(said or f"{self.place} answered {response.status} {response.reason}; is it tierd?")
+            body = None
+        return _refusal(body, f"{self.place} answered {response.status} {response.reason}; is it tierd?")
 
     def _json(self, data: bytes) -> Any:
         try:
@@ -111,12 +154,14 @@ class Client:
             raise DaemonError(f"{self.place} sent what is not JSON; is it tierd?") from error
 
 
-def _message(body: Any) -> str:
-    """Return the message of an error in OpenAI's shape, on one line; "" when it has another shape."""
+def _refusal(body: Any, otherwise: str) -> RefusalError:
+    """Return an error in OpenAI's shape, its message on one line; `otherwise` is that of another shape."""
     try:
-        return " ".join(str(body["error"]["message"]).split())
-    except (KeyError, TypeError):
-        return ""
+        error = body["error"]
+        message = " ".join(str(error["message"]).split())
+        return RefusalError(message or otherwise, str(error.get("code") or ""))
+    except (AttributeError, KeyError, TypeError):
+        return RefusalError(otherwise)
 
 
 def at_url(url: str, *, token: str = "") -> Client:
@@ -145,7 +190,7 @@ def _split(url: str) -> tuple[Callable[[], http.client.HTTPConnection], str]:
 
 def at_socket(path: Path) -> Client:
     """Return a client of a Unix socket."""
-    return Client(str(path), lambda: _UnixConnection(path))
+    return Client(str(path), lambda: _UnixConnection(path), local=True)
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -1,8 +1,10 @@
-"""`tierd ctl`: where the admin API of a running daemon is."""
+"""`tierd ctl`: where the admin API of a running daemon is, and what it is asked to load."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tierd.cli.client import Client, at_socket, at_url
 from tierd.cli.token import read_token
@@ -30,3 +32,23 @@ def connect(
         places = admin_sockets()
         socket = next((place for place in places if place.exists()), places[0])
     return at_socket(socket)
+
+
+def load_body(client: Client, model: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of /models/load. model: a file or an id. wanted: by name; None where nothing was said.
+
+    Raises SettingsError where an id is to get another one.
+    """
+    body = {name: value for name, value in wanted.items() if value is not None}
+    if "chat_template" in body:
+        body["chat_template"] = _file(client, body["chat_template"])
+    if model.endswith(".gguf") or model.startswith(("/", "./", "../")):
+        return {**body, "path": _file(client, model)}
+    if "id" in body:
+        raise SettingsError(f"--id goes with a file; {model!r} is an id already (a file begins with / or ./)")
+    return {**body, "id": model}
+
+
+def _file(client: Client, name: str) -> str:
+    """Return a file as the daemon is to look it up: by its whole path where both see it."""
+    return str(Path(name).absolute()) if client.local and Path(name).exists() else name

@@ -5,36 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from tierd.http.admin import Slots, Status
+from tierd.cli.ctl_progress import share
+from tierd.cli.tables import columns, print_table, say, standard_output
+from tierd.engine.operation import RUNNING
+from tierd.http.admin import Slots, Status, Switch
+from tierd.http.operations import OperationList
 from tierd.http.tier_views import PassesView, RegionsView, Session, SessionsView, TierView
 
 _MIB = 1 << 20
-_ANY_LENGTH = 1 << 16
 
 
 def print_status(status: Status) -> None:
     """Print the answer of /status."""
-    console = _console()
-    _say(console, f"tierd {status.version}, up for {_duration(status.uptime_s)}")
-    table = _table(
-        "model", "outcome", right=("running", "paused", "waiting", "pages", "used", "cached", "free")
+    console = standard_output()
+    say(console, f"tierd {status.version}, up for {_duration(status.uptime_s)}")
+    table = columns(
+        "model", "outcome", "seat", right=("running", "paused", "waiting", "pages", "used", "cached", "free")
     )
     for model in status.models:
         pages = model.pages
         counts = (
             model.running, model.paused, model.waiting, pages.total, pages.used, pages.cached, pages.free,
         )  # fmt: skip
-        table.add_row(escape(model.id), escape(model.outcome), *(f"{count:,}" for count in counts))
+        names = (model.id, model.outcome, model.seat)
+        table.add_row(*map(escape, names), *(f"{count:,}" for count in counts))
     for name in status.loading:
         table.add_row(escape(name), "loading")
+    for name in status.unloaded:
+        table.add_row(escape(name), "not loaded")
     console.print(table)
+    if status.switch is not None:
+        say(console, _switch(status.switch))
+    if status.switches:
+        say(console, f"switches so far: {status.switches:,}")
     bank = status.bank
     if bank.limit:
-        _say(
+        say(
             console,
             f"host bank: {bank.entries:,} conversations in {_mib(bank.used)} of {_mib(bank.limit)} MiB, "
             f"{bank.dropped:,} dropped ({bank.dropped_positions:,} positions)",
@@ -43,121 +51,121 @@ def print_status(status: Status) -> None:
 
 def print_slots(answer: Slots) -> None:
     """Print the answer of /slots; below it, which models are not on the GPU, and why."""
-    table = _table(
+    table = columns(
         "model", "architecture", "outcome", "K/V", right=("context", "streams", "prompt", "output")
     )
     for slot in answer.slots:
         names = (slot.id + (" (default)" if slot.default else ""), slot.architecture, slot.outcome)
         counts = (slot.context, slot.streams, slot.max_prompt_tokens, slot.max_output_tokens)
         table.add_row(*map(escape, (*names, slot.kv_dtype)), *(f"{count:,}" for count in counts))
-    console = _console()
+    console = standard_output()
     console.print(table)
     for slot in answer.slots:
         if slot.decline:
-            _say(console, f"{slot.id} is not on the GPU: {slot.decline}")
+            say(console, f"{slot.id} is not on the GPU: {slot.decline}")
 
 
 def print_tier(tier: TierView) -> None:
     """Print the answer of /tier."""
-    console = _console()
+    console = standard_output()
     if tier.device:
         memory = tier.memory
         backend = f" ({tier.backend})" if tier.backend else ""
-        _say(console, f"{tier.device}{backend}")
+        say(console, f"{tier.device}{backend}")
         if tier.products:
-            _say(console, f"products are {tier.products}")
-        _say(console, f"{_mib(memory.used)} of {_mib(memory.budget)} MiB used, {_mib(memory.free)} MiB free")
+            say(console, f"products are {tier.products}")
+        say(console, f"{_mib(memory.used)} of {_mib(memory.budget)} MiB used, {_mib(memory.free)} MiB free")
     else:
-        _say(console, f"no GPU: {tier.reason}" if tier.reason else "no GPU is in use")
+        say(console, f"no GPU: {tier.reason}" if tier.reason else "no GPU is in use")
     if tier.faults:
         times = "once" if tier.faults == 1 else f"{tier.faults:,} times"
-        _say(console, f"given up {times} in the middle of work, last for this: {tier.fault}")
+        say(console, f"given up {times} in the middle of work, last for this: {tier.fault}")
     if tier.retry_s is not None:
-        _say(console, f"it is tried again in {tier.retry_s:,.0f} s")
-    if tier.reservations:
-        table = _table("model", right=("MiB",))
-        for model, count in tier.reservations.items():
-            table.add_row(escape(model), _mib(count))
+        say(console, f"it is tried again in {tier.retry_s:,.0f} s")
+    table = columns("model", "where", right=("MiB",))
+    for where, models in (("on the GPU", tier.reservations), ("away", tier.away)):
+        for model, count in models.items():
+            table.add_row(escape(model), where, _mib(count))
+    if table.row_count:
         console.print(table)
 
 
 def print_regions(answer: RegionsView) -> None:
     """Print the answer of /regions."""
-    table = _table("model", "region", "state", "of", right=("positions", "last used"))
+    table = columns("model", "region", "state", "of", right=("positions", "last used"))
     for model in answer.models:
         for region in model.regions:
             claim = "" if region.claim is None else f"claim {region.claim}"
             used = "never" if region.age_s is None else f"{region.age_s:,.1f} s ago"
             names = (model.id, str(region.region), region.state, region.request or claim)
             table.add_row(*map(escape, names), f"{region.positions:,}", used)
-    _print_table(table, "no model has regions on a GPU")
+    print_table(table, "no model has regions on a GPU")
 
 
 def print_sessions(answer: SessionsView) -> None:
-    """Print the answer of /sessions; below it, why streams are on the CPU."""
-    table = _table("request", "model", "K/V", "state", right=("positions", "prompt", "generated"))
+    """Print the answer of /sessions; below it, why streams are on the CPU, and what others wait for."""
+    table = columns("request", "model", "K/V", "state", right=("positions", "prompt", "generated"))
     for session in answer.sessions:
         names = (session.id, session.model, _place(session), _state(session))
         counts = (session.positions, session.prompt, session.generated)
         table.add_row(*map(escape, names), *(f"{count:,}" for count in counts))
-    console = _print_table(table, "no stream is running")
+    console = print_table(table, "no stream is running")
     reasons = {session.reason: session.words for session in answer.sessions if session.reason}
     for reason, words in sorted(reasons.items()):
-        _say(console, f"{reason}: {words}")
+        say(console, f"{reason}: {words}")
+    if any(session.away for session in answer.sessions):
+        say(console, "away: it waits for its model to be back on the GPU")
 
 
 def print_passes(answer: PassesView) -> None:
     """Print the answer of /passes."""
-    table = _table("model", "outcome", "reason", "words", right=("passes",))
+    table = columns("model", "outcome", "reason", "words", right=("passes",))
     for model in answer.models:
         for row in model.passes:
             names = (model.id, model.outcome, row.reason, row.words)
             table.add_row(*map(escape, names), f"{row.count:,}")
-    _print_table(table, "nothing that was meant for a GPU has run on the CPU")
+    print_table(table, "nothing that was meant for a GPU has run on the CPU")
+
+
+def print_operations(answer: OperationList) -> None:
+    """Print the answer of /operations; below it, why some of them failed."""
+    table = columns("operation", "model", "state", "phase", right=("done", "s"))
+    for view in answer.operations:
+        done = share(view) if view.state == RUNNING else ""
+        names = (view.id, view.model, view.state, view.phase)
+        table.add_row(*map(escape, names), done, f"{view.seconds:,.1f}")
+    console = print_table(table, "nothing that takes long was asked for")
+    for view in answer.operations:
+        if view.error:
+            say(console, f"{view.id}: {view.error}")
 
 
 def _place(session: Session) -> str:
     """Say where a stream's K/V is, and why that is the host."""
     if session.region is not None:
         return f"region {session.region}"
+    if session.away:
+        return "bank"
     return f"host ({session.reason})" if session.reason else "host"
 
 
 def _state(session: Session) -> str:
     """Say what a stream waits for, in a word or two."""
-    states = [word for word, holds in (("moving", session.moving), ("paused", session.paused)) if holds]
-    return ", ".join(states) or "running"
+    moving = session.moving and not session.away
+    states = {"away": session.away, "moving": moving, "paused": session.paused}
+    return ", ".join(word for word, holds in states.items() if holds) or "running"
 
 
-def _console() -> Console:
-    """Return standard output, whose lines may have any length where it is no terminal."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _ANY_LENGTH
-    return console
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
-
-
-def _print_table(table: Table, when_empty: str) -> Console:
-    console = _console()
-    console.print(table if table.row_count else when_empty)
-    return console
+def _switch(switch: Switch) -> str:
+    """Say which models change places, and how far they are."""
+    comes = f"{switch.incoming} comes" if switch.incoming else ""
+    goes = f"{', '.join(switch.outgoing)} {'go' if len(switch.outgoing) > 1 else 'goes'}"
+    who = ", ".join(part for part in (comes, goes if switch.outgoing else "") if part)
+    return f"a switch is under way: {who}; {switch.phase} after {switch.seconds:,.1f} s"
 
 
 def _mib(count: int) -> str:
     return f"{count / _MIB:,.1f}"
-
-
-def _table(*left: str, right: tuple[str, ...]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in left:
-        table.add_column(heading, overflow="fold")
-    for heading in right:
-        table.add_column(heading, justify="right")
-    return table
 
 
 def _duration(seconds: float) -> str:
