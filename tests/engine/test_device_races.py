@@ -245,6 +245,20 @@ def test_the_scratch_region_is_as_long_as_the_others_on_a_fresh_device(
         assert "a step failed" not in caplog.text
 
 
+def test_who_waits_for_a_place_does_not_ask_for_the_cpu() -> None:
+    """Nor does it once the place is free and the region not quite."""
+    with played(streams=1, regions=1) as it:
+        it.ask("a")
+        it.ask("b")
+        assert not it.loop.workers
+        it.cancel("a")
+        assert it.slot.steps
+        assert not it.loop.workers
+        it.end()
+        it.said("b")
+        assert it.slot.understudy is None
+
+
 def home_of(slot: Slot) -> DeviceHome:
     assert isinstance(slot.home, DeviceHome)
     return slot.home

@@ -325,7 +325,8 @@ class Fallbacks:
         works = bool(full) or (slot.move is None and len(slot.home.moves) > 0)
         reason = routing.passing(slot)
         if slot.understudy is None:
-            if (slot.exiles or reason is not None) and slot not in self._working:
+            goes = reason is not None and slot.occupied < slot.settings.streams + len(slot.returning)
+            if (slot.exiles or goes) and slot not in self._working:
                 self._work(slot, _open_understudy)
             return works
         before = len(slot.understudy.returning)

@@ -28,8 +28,8 @@ def passing(slot: Slot) -> PassReason | None:
         return PassReason.CONTINUATION
     if not slot.serves:
         return slot.barred
-    room = slot.home.room
-    return PassReason.UNHOMED if room.used == room.total else None
+    # Regions of those who have just ended are free in a moment.
+    return PassReason.UNHOMED if len(slot.running) >= slot.home.room.total else None
 
 
 def still_passing(slot: Slot, sequence: Sequence) -> PassReason:
