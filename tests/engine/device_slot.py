@@ -15,7 +15,6 @@ from tierd.kv.gone import Gone
 from tierd.settings import ModelSettings
 from tierd.slot import Placed, Slot
 from tierd.tier.device_home import DeviceHome
-from tierd.tier.seat import SeatState
 
 
 @dataclass
@@ -34,6 +33,7 @@ class NullFallback:
     tries: int = 3
     delay_s: float = 0.0
     probe: Callable[[], None] = lambda: None
+    come_back: Callable[[Slot], Placed] | None = None
     pages: int = 256
     refusal: str = ""
     declined: bool = False
@@ -56,8 +56,8 @@ class NullFallback:
         if self.broken:
             raise self.broken.pop(0)
         self.probe()
-        if slot.seat is not None:
-            return rearm(slot)
+        if self.come_back is not None:
+            return self.come_back(slot)
         return Placed(
             home=self.arm(),
             context=slot.context,
@@ -69,20 +69,6 @@ class NullFallback:
 
     def retry_at(self) -> float | None:
         return time.monotonic() + self.delay_s if self.tries else None
-
-
-def rearm(slot: Slot) -> Placed:
-    """Put a slot on its device again that has lost it; it may be tried again where that fails."""
-    seat = slot.seat
-    assert seat is not None
-    if seat.state == SeatState.LOST:
-        slot.marks = seat.save()
-    seat.restore(slot.marks)
-    try:
-        return seat.rearm()
-    except BaseException:
-        slot.marks = seat.save()
-        raise
 
 
 def device_slot(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.device_slot import NullFallback, device_slot
 from tierd.backends.absent import AbsentExecutor
+from tierd.errors import DeviceMemoryError, OrderError
 from tierd.settings import ModelSettings
 from tierd.slot import Placed, Slot
 from tierd.tier.device_home import DeviceHome
 from tierd.tier.reservations import Reservations
-from tierd.tier.seat import DeviceSeat
+from tierd.tier.seat import DeviceSeat, SeatState
 from tierd.tier.status import TierStatus
 
 
@@ -54,16 +55,39 @@ class NullStage:
         if self.broken:
             raise self.broken.pop(0)
         self.armed.append(marks.model)
-        placed = Placed(
-            home=marks.arm(),
-            context=0,
-            outcome="gpu:resident",
-            device="null",
-            codec="f16",
-            scratch=marks.scratch,
-            prefill_window=64,
-        )
-        return placed, marks
+        return _placed(marks), marks
+
+    def come(self, seat: DeviceSeat[NullMarks], marks: NullMarks, *, at_once: bool = True) -> Placed:
+        """Put a model there whose seat is away, or let it wait for its turn, as `DeviceSite` does."""
+        seat.restore(self.renew(marks))
+        if at_once:
+            others = self.reservations.held
+            try:
+                return seat.rearm()
+            except OrderError:
+                pass
+            except DeviceMemoryError:
+                if not (others or self.reservations.held):
+                    raise
+        placed = replace(_placed(marks), seat=seat, marks=seat.save())
+        placed.home.executor.close()
+        placed.home.executor = AbsentExecutor.of(placed.home.executor)
+        return placed
+
+    def come_back(self, slot: Slot) -> Placed:
+        """Put a model there once more that was lost with its device; it may be tried again if that fails."""
+        seat = slot.seat
+        assert isinstance(seat, DeviceSeat)
+        if seat.state is SeatState.LOST:
+            slot.marks = seat.save()
+        try:
+            placed = self.come(seat, slot.marks)
+        except BaseException:
+            if seat.state is SeatState.RESTORED:
+                slot.marks = seat.save()
+            raise
+        slot.marks = placed.marks
+        return placed
 
     def status(self) -> TierStatus:
         held = self.reservations.held
@@ -72,20 +96,30 @@ class NullStage:
         )
 
 
+def _placed(marks: NullMarks) -> Placed:
+    return Placed(
+        home=marks.arm(),
+        context=0,
+        outcome="gpu:resident",
+        device="null",
+        codec="f16",
+        scratch=marks.scratch,
+        prefill_window=64,
+    )
+
+
 def seated_slot(settings: ModelSettings, stage: NullStage, *, size: int, on: bool, **options: Any) -> Slot:
-    """Return a slot as `device_slot` does, which takes turns on a stage. on: it is there already."""
+    """Return a slot as `device_slot` does, which takes turns on a stage. on: it is there if it has room."""
     slot = device_slot(settings, **options)
     fallback = slot.fallback
     assert isinstance(fallback, NullFallback)
     slot.seat = seat = DeviceSeat(settings.id, stage)
-    slot.marks = NullMarks(settings.id, size, fallback.arm, slot.scratch)
+    fallback.come_back = stage.come_back
     stage.sizes[settings.id] = size
-    seat.restore(slot.marks)
-    if on:
-        slot.capture(seat.rearm())
+    slot.home.executor.close()
+    placed = stage.come(seat, NullMarks(settings.id, size, fallback.arm, slot.scratch), at_once=on)
+    slot.capture(placed)
+    slot.marks = placed.marks
+    if slot.marks is None:
         seat.settle()
-    else:
-        slot.marks = seat.save()
-        slot.home.executor.close()
-        slot.home.executor = AbsentExecutor.of(slot.home.executor)
     return slot

@@ -57,9 +57,12 @@ MANY, FEW = b"the same opening of many talks, ", b"the same opening of a few, "
 OPENINGS = (b"", b"a", MANY, FEW, b"x" * 30, b"y" * 70)
 A_FAULT = "a fault"
 FAULTS = (DeviceLostError("lost"), DeviceTimeoutError("hung"), DeviceMemoryError("full"))
-OFTEN = (*7 * (True,), False)
-CALLS = st.tuples(st.integers(0, 9), st.integers(0, 9))  # of the device and of the CPU
+OFTEN, RARELY = (*7 * (True,), False), (*5 * (False,), True)
+# Of the device, of the CPU, and of the engine's threads.
+CALLS = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 2))
 A_MINUTE = 61.0
+# Which model, how it begins, how many tokens.
+TALKS = st.lists(st.tuples(st.integers(0, 11), st.sampled_from(OPENINGS), st.integers(1, 40)), max_size=5)
 MOST_TURNS = 20_000  # no example needs so many to come to rest
 
 
@@ -152,7 +155,7 @@ class ServingMachine(RuleBasedStateMachine):
         tokens: int,
         random: bool,
         copies: int,
-        calls: tuple[int, int],
+        calls: tuple[int, int, int],
     ) -> None:
         for _ in range(copies):
             self.submit(self.name(index), opening + b"q%d" % tail, tokens, random=random)
@@ -161,7 +164,7 @@ class ServingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.asked)
     @rule(index=st.integers(0, 1000), tokens=st.integers(1, 20), calls=CALLS)
-    def go_on(self, index: int, tokens: int, calls: tuple[int, int]) -> None:
+    def go_on(self, index: int, tokens: int, calls: tuple[int, int, int]) -> None:
         """Go on with what a stream has said, to its end or so far."""
         id = f"r{index % len(self.asked)}"
         before = self.asked[id]
@@ -171,7 +174,7 @@ class ServingMachine(RuleBasedStateMachine):
         self.do(*calls)
 
     @rule(calls=CALLS)
-    def work(self, calls: tuple[int, int]) -> None:
+    def work(self, calls: tuple[int, int, int]) -> None:
         self.do(*calls)
 
     @precondition(lambda self: self.loop.live)
@@ -238,6 +241,12 @@ class ServingMachine(RuleBasedStateMachine):
 
     # ---- How
 
+    def ask_first(self, talks: list[tuple[int, bytes, int]]) -> None:
+        """Let an example begin with some streams, for it may be one in which nobody asks later."""
+        for index, opening, tokens in talks:
+            self.submit(self.name(index), opening + b"q", tokens)
+        self.turn()
+
     def name(self, index: int) -> str:
         return self.models[index % len(self.models)]
 
@@ -254,8 +263,12 @@ class ServingMachine(RuleBasedStateMachine):
         self.asked[id] = asked
         self.loop.submit(asked)
 
-    def do(self, gpu: int, cpu: int) -> None:
-        """Let the devices do so much, if there is so much to do."""
+    def do(self, gpu: int, cpu: int, threads: int) -> None:
+        """Let the devices and the engine's threads do so much, if there is so much to do."""
+        self.prepare_workers(succeeds=True)
+        for _ in range(min(threads, len(self.loop.workers))):
+            self.let_work(0)
+            self.turn()
         for device, count in (("gpu", gpu), ("cpu", cpu)):
             for _ in range(count):
                 if not self.loop.work(device):

@@ -16,7 +16,16 @@ from hypothesis.stateful import initialize, run_state_machine_as_test
 from engine.device_slot import device_slot
 from engine.harness import model
 from engine.manual import Board, BoardExecutor
-from engine.serving_machine import CHUNK_ROWS, CONTEXT, OFTEN, POSITIONS, ServingMachine, fallback_of
+from engine.serving_machine import (
+    CHUNK_ROWS,
+    CONTEXT,
+    OFTEN,
+    POSITIONS,
+    RARELY,
+    TALKS,
+    ServingMachine,
+    fallback_of,
+)
 from tierd.core import PassReason
 from tierd.settings import QueueSettings, ServerSettings, Settings
 
@@ -37,7 +46,8 @@ class DeviceMachine(ServingMachine):
         pages=st.sampled_from((24, 30, 256)),
         tries=st.sampled_from((0, 1, 3)),
         cpu=st.sampled_from(OFTEN),
-        stops=st.booleans(),
+        stops=st.sampled_from(RARELY),
+        talks=TALKS,
     )
     def begin(
         self,
@@ -51,6 +61,7 @@ class DeviceMachine(ServingMachine):
         tries: int,
         cpu: bool,
         stops: bool,
+        talks: list[tuple[int, bytes, int]],
     ) -> None:
         readers = ServerSettings(reader_backlog=4, reader_timeout_s=10**6)
         there = Settings(queue=QueueSettings(timeout_s=0), server=readers)
@@ -75,6 +86,7 @@ class DeviceMachine(ServingMachine):
             fallback.refusal = "" if cpu else "not there"
             self.slots.append(slot)
             self.loop.put(slot)
+        self.ask_first(talks)
 
     def executor(self, **options: object) -> BoardExecutor:
         if self.board.abandoned:
