@@ -52,6 +52,22 @@ def test_it_computes_the_same_each_time_it_is_there(backend: ResidentBackend, tm
     assert backend.device.used == free
 
 
+def test_its_steps_are_recorded_as_they_are_wanted_when_it_is_back(
+    backend: ResidentBackend, tmp_path: Path
+) -> None:
+    prepared = prepare(backend, write_llama(tmp_path / "m.gguf", head_size=32))
+    calls = []
+    for shape in (SHAPE, SHAPE, OTHER):
+        before = backend.device.calls
+        executor = backend.arm(prepared, shape)
+        calls.append(backend.device.calls - before)
+        executor.close()
+    first, again, reshaped = calls
+    assert again < first // 3
+    assert reshaped > 2 * again
+    prepared.close()
+
+
 @pytest.mark.parametrize("codec", ["f16", "q8_0", "tq4"])
 def test_what_it_would_have_is_known_before(backend: ResidentBackend, tmp_path: Path, codec: str) -> None:
     prepared = prepare(backend, write_llama(tmp_path / "m.gguf", head_size=32), codec)

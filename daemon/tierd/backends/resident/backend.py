@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from tierd.models.plan import Plan
 from tierd.progress import Progress
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Prepared:
     """A model as a device takes it, each time that it is put there.
 
@@ -57,6 +58,7 @@ class ResidentBackend:
         self._pool = pool
         self._images = images
         self._pipelines = Pipelines(device)
+        self._armed: WeakKeyDictionary[Prepared, Shape] = WeakKeyDictionary()  # before, and in what shape
 
     def demand(self, plan: Plan, file: GGUFFile, codec: KVCodec) -> Demand:
         """Return what a model needs. Raises UnsupportedModelError for what the device path lacks."""
@@ -87,8 +89,11 @@ class ResidentBackend:
     def arm(self, prepared: Prepared, shape: Shape, uploading: Progress | None = None) -> ResidentExecutor:
         """Put a model on the device. Takes seconds; may be called from any thread.
 
-        uploading: called as its weights are copied there. Raises DeviceError where it does not fit, and
-        UnsupportedModelError where it was prepared for another device and this one lacks what it needs.
+        One that has been there before, in the same shape, is ready sooner: its steps are recorded as they are
+        wanted. uploading: called as its weights are copied there.
+
+        Raises DeviceError where it does not fit, and UnsupportedModelError where it was prepared for another
+        device and this one lacks what it needs.
         """
         demand = prepared.demand.on(self.device.facts)
         memory = ModelMemory(
@@ -101,7 +106,7 @@ class ResidentBackend:
             uploading=uploading,
         )
         try:
-            return ResidentExecutor(
+            executor = ResidentExecutor(
                 self.device,
                 self._pipelines,
                 prepared.plan,
@@ -110,10 +115,13 @@ class ResidentBackend:
                 codec=prepared.codec,
                 shape=shape,
                 split=demand.split(shape.positions),
+                at_once=self._armed.get(prepared) != shape,
             )
         except BaseException:
             memory.close()
             raise
+        self._armed[prepared] = shape
+        return executor
 
     def compile(self, plan: Plan, file: GGUFFile, *, codec: KVCodec, shape: Shape) -> ResidentExecutor:
         """Prepare a model and put it on the device, for good: its weights are let go of. See both."""

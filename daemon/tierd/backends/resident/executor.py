@@ -159,8 +159,13 @@ class ResidentExecutor:
         codec: KVCodec,
         shape: Shape,
         split: Split,
+        at_once: bool = True,
     ) -> None:
-        """Use `ResidentBackend.compile`. Takes the memory over, to close it with itself."""
+        """Use `ResidentBackend.arm`. Takes the memory over, to close it with itself.
+
+        at_once: record steps of all sizes now, so that what the device refuses is known; else each is
+        recorded when it is first wanted.
+        """
         self.vocabulary = plan.vocabulary
         self.pages = shape.regions
         self.page_positions = shape.positions
@@ -190,7 +195,9 @@ class ResidentExecutor:
         )
         try:
             for seat in self._seats:
-                self._record_all(seat)
+                self._record_reads(seat)
+                for size in self._sizes() if at_once else ():
+                    self._recording(seat, size)
         except BaseException:
             for seat in self._seats:
                 seat.close()
@@ -318,7 +325,7 @@ class ResidentExecutor:
         seat.block.write(rows, first, self._split.count(batch.rows, int(rows[:, 1].max())))
         needed = seat.draws.write(batch.draws or (Draw(),) * len(first))
         size = Size(smallest(batch.rows, self.max_rows), smallest(len(first), most))
-        recording = self._record(seat, size, timed=True) if timed else seat.recordings[size]
+        recording = self._record(seat, size, timed=True) if timed else self._recording(seat, size)
         value = self._device.submit(recording.commands)
         for row in needed:  # read back ahead of the next step
             value = self._device.submit(seat.reads[row])
@@ -371,7 +378,8 @@ class ResidentExecutor:
             part = selection[start : start + most]
             if start:
                 seat.block.select(part)
-                value = self._device.submit(seat.recordings[Size(0, smallest(len(part), most))].commands)
+                recording = self._recording(seat, Size(0, smallest(len(part), most)))
+                value = self._device.submit(recording.commands)
                 self._wait(value)
             for row, logits in self._read(seat, range(len(part))).items():
                 rows[start + row] = logits.copy() if len(selection) > most else logits
@@ -394,9 +402,12 @@ class ResidentExecutor:
                 grids.number(grid)
         return grids
 
-    def _record_all(self, seat: Seat) -> None:
-        for size in self._sizes():
+    def _recording(self, seat: Seat, size: Size) -> Recording:
+        if size not in seat.recordings:
             seat.recordings[size] = self._record(seat, size)
+        return seat.recordings[size]
+
+    def _record_reads(self, seat: Seat) -> None:
         for row in range(self._shape.selected):
             start = row * seat.row_bytes
             with self._device.recorder() as recorder:
