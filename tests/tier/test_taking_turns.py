@@ -368,6 +368,18 @@ def test_who_is_away_when_the_device_is_lost_comes_to_the_next(
     close(tier, a, b)
 
 
+def test_nobody_comes_to_a_device_that_was_given_up(
+    tiny: Path, tier_of: TierOf, opened: list[Device]
+) -> None:
+    tier, _ = tier_of(whole(tiny, "a", preload=False))
+    slot = tier.open(whole(tiny, "a", preload=False))
+    opened[0].abandon(DeviceLostError("the device is gone"))
+    with pytest.raises(DeviceLostError, match="the device is gone"):
+        come(slot)
+    assert (slot.marks.model, *states(slot), tier.status().faults) == ("a", "away", 1)
+    close(tier, slot)
+
+
 def test_who_has_no_room_on_the_next_device_beside_others_takes_turns_there(
     tiny: Path, tier_of: TierOf, lossy: Callable[..., None], opened: list[Device]
 ) -> None:

@@ -221,6 +221,9 @@ class DeviceSite:
         """Open the device and deal it out, the first time, or a fresh one. Raises DeviceError without one."""
         with self._opening:
             verdict = self._availability.backend_available("resident")
+            if verdict.device is not None and verdict.device.abandoned:
+                self._availability.lost("resident")
+                verdict = self._availability.known("resident")
             if verdict.device is None:
                 raise _none_error(verdict)
             backend = self._backend
