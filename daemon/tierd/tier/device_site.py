@@ -18,16 +18,13 @@ from tierd.errors import (
     DeviceError,
     DeviceLostError,
     DeviceMemoryError,
-    ModelError,
     NoDeviceError,
     OrderError,
-    SettingsError,
-    UnsupportedModelError,
 )
 from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
 from tierd.kv.sizing import check_context
-from tierd.models import GGUFFile, build_plan
+from tierd.models import GGUFFile
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
 from tierd.progress import logged
@@ -35,6 +32,7 @@ from tierd.settings import ModelSettings, Settings
 from tierd.slot import Placed
 from tierd.tier.availability import Availability, Verdict, products_of
 from tierd.tier.budget import Need, Placement, Room, share_out, shrink
+from tierd.tier.dealing import all_fit, deal
 from tierd.tier.device_home import DeviceHome
 from tierd.tier.marks import DeviceMarks
 from tierd.tier.needs import need_of
@@ -238,9 +236,9 @@ class DeviceSite:
         total, facts = device.budget(), device.facts
         with self._lock:
             shares, marks = dict(self._shares), dict(self._marks)
-        if before is None or before.device.facts != facts or not _all_fit(shares, total):
+        if before is None or before.device.facts != facts or not all_fit(shares, total):
             room = Room(total=total, taken=0, allocation=facts.limits.allocation)
-            shares = _deal(backend, self._settings, marks, room)
+            shares = deal(backend, self._settings, marks, room)
         with self._lock:
             self._backend, self._total, self._shares = backend, total, shares
 
@@ -330,53 +328,6 @@ class DeviceSite:
 
 def _none_error(verdict: Verdict) -> DeviceError:
     return DeviceLostError(verdict.reason) if verdict.lost else NoDeviceError(verdict.reason)
-
-
-def _all_fit(shares: Mapping[str, Placement | str], total: int) -> bool:
-    """Whether shares of another device can be had on one of so many bytes as they are."""
-    there = [share for share in shares.values() if isinstance(share, Placement)]
-    beside = sum(share.bytes for share in there if not share.turns)
-    pinned = sum(share.bytes for share in there if share.pinned and not share.turns)
-    return max([beside, *(pinned + share.bytes for share in there if share.turns)]) <= total
-
-
-def _deal(
-    backend: ResidentBackend, settings: Settings, marks: Mapping[str, DeviceMarks], room: Room
-) -> dict[str, Placement | str]:
-    """Deal a device out to the configured models, and to others that are loaded. marks: of those that are."""
-    needs: dict[str, Need] = {}
-    declines: dict[str, Placement | str] = {}
-    configured = {model.id: model for model in settings.models}
-    for model in {**configured, **marks}:
-        known = marks.get(model)
-        need = _read_need(backend, configured[model], settings) if known is None else _need(backend, known)
-        if isinstance(need, Need):
-            needs[model] = need
-        elif need:
-            declines[model] = need
-    return declines | share_out(needs, room)
-
-
-def _read_need(backend: ResidentBackend, model: ModelSettings, settings: Settings) -> Need | str:
-    """Read from a file what its model needs, or why the device declines it; "" where it is no sound model."""
-    want = Want.of(model, settings)
-    try:
-        with GGUFFile.open(model.path) as file:
-            plan = build_plan(file)
-            check_context(model.context, plan.context)
-            try:
-                return need_of(want, plan, backend.demand(plan, file, KV_CODECS[want.kv_dtype]))
-            except UnsupportedModelError as error:
-                return str(error)
-    except (ModelError, SettingsError):
-        return ""  # it will be said when it is loaded
-
-
-def _need(backend: ResidentBackend, marks: DeviceMarks) -> Need | str:
-    try:
-        return marks.on(backend.device.facts).need
-    except UnsupportedModelError as error:
-        return str(error)
 
 
 def _arm(backend: ResidentBackend, marks: DeviceMarks, room: Room) -> tuple[ResidentExecutor, Placement]:
