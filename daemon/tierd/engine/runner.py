@@ -38,9 +38,9 @@ class Device:
         self.turns.begin(slot.id)
         self._work.put(lambda: _collect(slot, step))
 
-    def carry(self, slot: Slot, move: Move, part: Slice) -> None:
+    def carry(self, slot: Slot, move: Move, parts: Slice) -> None:
         """Carry a slice of a move of the slot's rows once what came before is done. Never blocks."""
-        self._work.put(lambda: _carry(slot, move, part))
+        self._work.put(lambda: _carry(slot, move, parts))
 
     def stop(self) -> None:
         """Let the thread end once its work is done. Never blocks."""
@@ -68,9 +68,9 @@ def _collect(slot: Slot, step: Step) -> StepDone:
     return StepDone(slot, step, result, time.monotonic() - started)
 
 
-def _carry(slot: Slot, move: Move, part: Slice) -> MoveDone:
+def _carry(slot: Slot, move: Move, parts: Slice) -> MoveDone:
     try:
-        move.run(part, slot.executor)
+        move.run(parts, slot.executor)
     except Exception as error:
         return MoveDone(slot, move, error)
     return MoveDone(slot, move, None)

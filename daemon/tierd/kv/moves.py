@@ -15,12 +15,16 @@ from tierd.core import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class Part:
     """Positions start to stop - 1 of one layer."""
 
     layer: int
     start: int
     stop: int
+
+
+# What is moved between two steps: together at most MOVE_BYTES.
+Slice = tuple[Part, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -44,16 +48,31 @@ class Move:
     def __post_init__(self) -> None:
         self.left = deque(self._slices())
 
-    def run(self, part: Slice, executor: Executor) -> None:
+    def run(self, parts: Slice, executor: Executor) -> None:
         """Move a slice. Called on the executor's runner thread; raises what its row calls do."""
-        rows = self.layers[part.layer][part.start - self.start : part.stop - self.start]
-        if self.inward:
-            executor.write_rows(part.layer, self.pages, part.start, part.stop, rows)
-        else:
-            executor.read_rows(part.layer, self.pages, part.start, part.stop, rows)
+        for part in parts:
+            rows = self.layers[part.layer][part.start - self.start : part.stop - self.start]
+            if self.inward:
+                executor.write_rows(part.layer, self.pages, part.start, part.stop, rows)
+            else:
+                executor.read_rows(part.layer, self.pages, part.start, part.stop, rows)
 
     def _slices(self) -> Iterator[Slice]:
+        parts: list[Part] = []
+        room = MOVE_BYTES
+        for part, size in self._parts():
+            if parts and size > room:
+                yield tuple(parts)
+                parts, room = [], MOVE_BYTES
+            parts.append(part)
+            room -= size
+        if parts:
+            yield tuple(parts)
+
+    def _parts(self) -> Iterator[tuple[Part, int]]:
+        """Yield all parts, each what one call may move, with their bytes."""
         for layer, rows in enumerate(self.layers):
             most = max(1, MOVE_BYTES // rows.shape[1])
             for start in range(self.start, self.stop, most):
-                yield Slice(layer, start, min(start + most, self.stop))
+                part = Part(layer, start, min(start + most, self.stop))
+                yield part, (part.stop - part.start) * rows.shape[1]
