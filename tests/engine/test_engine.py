@@ -23,12 +23,12 @@ from tierd.core import (
     Usage,
 )
 from tierd.errors import (
+    ConflictError,
     ContextLengthExceededError,
     ExecutorError,
     InvalidRequestError,
     ModelError,
     ModelNotFoundError,
-    SettingsError,
     UnavailableError,
 )
 from tierd.kv.paged import PagedHome
@@ -330,10 +330,10 @@ def test_models_are_opened_in_workers_and_listed_when_ready() -> None:
                 harness.engine.catalogue.resolve(name)
         harness.engine.submit(request("early", model="slow"))
         assert isinstance(failure(harness, "early"), UnavailableError)
-        assert isinstance(harness.engine.load(model("slow")).exception(PATIENCE), SettingsError)
+        assert isinstance(harness.engine.load(model("slow")).exception(PATIENCE), ConflictError)
         opener.go_on.set()
         assert slow.result(PATIENCE) is harness.engine.catalogue.resolve(None)
-        assert isinstance(harness.engine.load(model("slow")).exception(PATIENCE), SettingsError)
+        assert isinstance(harness.engine.load(model("slow")).exception(PATIENCE), ConflictError)
 
 
 @pytest.mark.parametrize(

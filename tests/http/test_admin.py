@@ -36,10 +36,11 @@ def ask(server: Administered, model: str) -> None:
 def test_status_tells_how_the_models_stand(server: Administered) -> None:
     answer = body(server.unix.get("/status"))
     assert set(answer) == {
-        "version", "uptime_s", "models", "loading", "unloaded", "switch", "switches", "bank",
+        "version", "uptime_s", "draining", "models", "loading", "unloaded", "switch", "switches", "bank",
     }  # fmt: skip
     assert answer["version"] == tierd.__version__
     assert 0 < answer["uptime_s"] < 60
+    assert answer["draining"] is False
     assert (answer["loading"], answer["unloaded"]) == ([], [])
     assert (answer["switch"], answer["switches"]) == (None, 0)
     assert [model["id"] for model in answer["models"]] == ["one", "two"]

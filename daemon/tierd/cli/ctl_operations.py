@@ -13,10 +13,10 @@ from tierd.cli.client import Client, RefusalError
 from tierd.cli.ctl_progress import print_phases, progress
 from tierd.cli.ctl_views import print_operations
 from tierd.cli.options import print_json
-from tierd.engine.operation import DONE, FAILED, RUNNING, OperationView
+from tierd.engine.operation import DONE, FAILED, RUNNING
 from tierd.errors import DaemonError, ModelError, RequiredTierError, SettingsError, TierdError
 from tierd.http.admin import Status
-from tierd.http.operations import OperationList
+from tierd.http.operations import OperationList, OperationStatus
 
 _ENDS = {
     "activate": "{model} is on the GPU",
@@ -35,12 +35,6 @@ _ERRORS: Mapping[str, type[TierdError]] = {
 }
 
 
-class Followed(OperationView, frozen=True, kw_only=True):
-    """An operation as the admin API tells of it. code: what it calls the reason of a failure, "" for none."""
-
-    code: str = ""
-
-
 def carry_out(client: Client, path: str, body: Mapping[str, Any], *, wait: bool, as_json: bool) -> None:
     """Ask for work and follow it to its end, or print only what it is called. Raises TierdError.
 
@@ -53,7 +47,7 @@ def carry_out(client: Client, path: str, body: Mapping[str, Any], *, wait: bool,
     if wait:
         _conclude(client, _follow(client, place, answer, as_json) if place else answer, as_json)
         return
-    view = client.shaped(answer, Followed)
+    view = client.shaped(answer, OperationStatus)
     if as_json:
         print_json(answer)
     else:
@@ -64,19 +58,19 @@ def pick_up(client: Client, operation: str, *, wait: bool, as_json: bool) -> Non
     """Follow an operation that was begun before, or print how it stands. Raises TierdError."""
     place = f"/operations/{quote(operation, safe='')}"
     answer = client.get(place)
-    if wait and client.shaped(answer, Followed).state == RUNNING:
+    if wait and client.shaped(answer, OperationStatus).state == RUNNING:
         answer = _follow(client, place, answer, as_json)
     _conclude(client, answer, as_json)
 
 
 def _follow(client: Client, place: str, answer: Any, as_json: bool) -> Any:
     """Show an operation until it ends; return its last view as JSON. Raises DaemonError."""
-    view = client.shaped(answer, Followed)
+    view = client.shaped(answer, OperationStatus)
     try:
         with closing(client.follow(place)) as events, progress(lines=not as_json) as show:
             show(view)
             for event in events:
-                view = client.shaped(event, Followed)
+                view = client.shaped(event, OperationStatus)
                 show(view)
                 if view.state != RUNNING:
                     return event
@@ -104,7 +98,7 @@ def show_all(client: Client, *, as_json: bool) -> None:
 
 def _conclude(client: Client, answer: Any, as_json: bool) -> None:
     """Print what became of an operation, or how it stands. Raises TierdError for one that failed."""
-    view = client.shaped(answer, Followed)
+    view = client.shaped(answer, OperationStatus)
     if as_json:
         print_json(answer)
     if view.state == FAILED:
@@ -114,7 +108,7 @@ def _conclude(client: Client, answer: Any, as_json: bool) -> None:
         print_phases(view)
 
 
-def _words(client: Client, view: Followed) -> str:
+def _words(client: Client, view: OperationStatus) -> str:
     """Say what has been reached."""
     if view.state != DONE:
         return f"{view.id} goes on" + (f": {view.phase}" if view.phase else "")

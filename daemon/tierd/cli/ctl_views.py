@@ -21,6 +21,8 @@ def print_status(status: Status) -> None:
     """Print the answer of /status."""
     console = standard_output()
     say(console, f"tierd {status.version}, up for {_duration(status.uptime_s)}")
+    if status.draining:
+        say(console, "draining: no request is admitted")
     table = columns(
         "model", "outcome", "seat", right=("running", "paused", "waiting", "pages", "used", "cached", "free")
     )

@@ -41,14 +41,14 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Models by id, sorted. False when none is ready. closed: why none will be, "" while that is open."""
+    """Models by id, sorted. False when none answers. closed: why none does, "" while that is open."""
 
     entries: Mapping[str, CatalogueEntry] = field(default_factory=dict)
     loading: tuple[str, ...] = ()
     closed: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.entries)
+        return bool(self.entries) and not self.closed
 
     def extend(self, *entries: CatalogueEntry, loading: Iterable[str]) -> Catalogue:
         """Return a catalogue that lists these models as well, and those that are on their way."""
@@ -60,18 +60,22 @@ class Catalogue:
         entries = {id: entry for id, entry in self.entries.items() if id != model}
         return Catalogue(entries, self.loading, self.closed)
 
+    def close(self, reason: str) -> Catalogue:
+        """Return a catalogue of the same models, of which none answers; reason: what is said instead."""
+        return Catalogue(self.entries, self.loading, reason)
+
     def resolve(self, name: str | None = None) -> CatalogueEntry:
         """Return the model called `name`; None: the default one.
 
         Raises ModelNotFoundError, and UnavailableError while the model is not ready.
         """
+        if self.closed:
+            raise UnavailableError(self.closed)
         if name is None:
             for entry in self.entries.values():
                 if entry.default:
                     return entry
-            raise UnavailableError(
-                self.closed or "the default model is not ready; try again later, or name another one"
-            )
+            raise UnavailableError("the default model is not ready; try again later, or name another one")
         if name in self.entries:
             return self.entries[name]
         raise self.missing(name)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 from tierd.core import PassReason, Sequence
 from tierd.engine import routing
+from tierd.engine.answers import Answers
 from tierd.engine.fallbacks import Fallbacks
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import Activate, Message, SwitchDone
@@ -63,6 +63,7 @@ class Dance:
         *,
         fallbacks: Fallbacks,
         ledger: Ledger,
+        answers: Answers,
         inbox: SimpleQueue[Message],
         tier: Callable[[], TierStatus],
         clock: Callable[[], float] = time.monotonic,
@@ -74,6 +75,7 @@ class Dance:
         self._settings = settings
         self._fallbacks = fallbacks
         self._ledger = ledger
+        self._answers = answers
         self._inbox = inbox
         self._tier = tier
         self._clock = clock
@@ -114,7 +116,8 @@ class Dance:
         self._alone.discard(slot)
         for wanted in [wanted for wanted in self._wanted if wanted.model == slot.id]:
             self._wanted.remove(wanted)
-            wanted.activated.set_exception(UnavailableError(f"{slot.id}: it was unloaded meanwhile"))
+            error = UnavailableError(f"{slot.id}: it was unloaded meanwhile")
+            self._answers.refuse(wanted.activated, error)
 
     def activate(self, wanted: Activate) -> None:
         """Bring a model to the device as soon as no other switch is going on."""
@@ -126,7 +129,7 @@ class Dance:
         """Answer administrators; nothing more will happen."""
         self._refuse_wanted(error)
         if self._wanting is not None:
-            self._wanting.activated.set_exception(error)
+            self._answers.refuse(self._wanting.activated, error)
 
     def stop(self) -> None:
         """Begin no switch any more, and end one that nothing has left for yet."""
@@ -158,7 +161,7 @@ class Dance:
 
     def _refuse_wanted(self, error: TierdError) -> None:
         while self._wanted:
-            self._wanted.popleft().activated.set_exception(error)
+            self._answers.refuse(self._wanted.popleft().activated, error)
 
     def _note_use(self, now: float) -> None:
         for slot in self._slots.values():
@@ -253,12 +256,12 @@ class Dance:
             try:
                 outgoing = self._outgoing_for(wanted.model, now)
             except TierdError as error:
-                wanted.activated.set_exception(error)
+                self._answers.refuse(wanted.activated, error)
                 continue
             slot = self._slots[wanted.model]
             if slot.serves:
                 self._kept[slot] = now + self._rules.hold_s
-                wanted.activated.set_result({})
+                self._answers.give(wanted.activated, {})
                 continue
             self._wanting = wanted
             self._begin(slot, outgoing, forced=True, operation=wanted.operation)
@@ -344,8 +347,10 @@ class Dance:
                     self._kept[switch.incoming] = now + self._rules.hold_s
             phases = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in switch.seconds.items())
             log.info("switch: done in %.2f s (%s)", now - switch.began, phases)
-        if wanting is not None:
-            _answer(wanting.activated, switch)
+        if wanting is not None and switch.error is not None:
+            self._answers.refuse(wanting.activated, switch.error)
+        elif wanting is not None:
+            self._answers.give(wanting.activated, dict(switch.seconds))
 
     def _failed(self, switch: Switch, error: TierdError, now: float) -> None:
         log.error("switch: failed: %s", error)
@@ -361,13 +366,6 @@ class Dance:
         tries = self._bars[slot].tries + 1 if slot in self._bars else 0
         until = now + min(_BAR_S * 2**tries, _LONGEST_BAR_S)
         self._bars[slot] = _Bar(until, tries, PassReason.NO_ROOM)
-
-
-def _answer(future: Future[Mapping[str, float]], switch: Switch) -> None:
-    if switch.error is not None:
-        future.set_exception(switch.error)
-    else:
-        future.set_result(dict(switch.seconds))
 
 
 def _is_busy(slot: Slot) -> bool:

@@ -28,6 +28,7 @@ from tierd.core import (
     TerminalEvent,
 )
 from tierd.engine import queue
+from tierd.engine.answers import Answers
 from tierd.engine.catalogue import Catalogue, describe
 from tierd.engine.dance import Dance
 from tierd.engine.fallbacks import Fallbacks
@@ -59,12 +60,12 @@ from tierd.engine.sampler import pick, score
 from tierd.engine.scheduler import commit, leave, moved, schedule, settle, usage
 from tierd.engine.snapshot import Snapshot, observe
 from tierd.errors import (
+    ConflictError,
     DeviceError,
     ExecutorError,
     ModelError,
     QueueFullError,
     RequestError,
-    SettingsError,
     SlowReaderError,
     TierdError,
     UnavailableError,
@@ -116,8 +117,14 @@ class Loop:
         self._slots: dict[str, Slot] = {}  # by model
         self._everyone: dict[Slot, None] = {}  # understudies too; whose step was done longest ago comes first
         self._fallbacks = Fallbacks(inbox, self._ledger, metrics, self)
+        self._answers = Answers()
         self._dance = Dance(
-            settings.switch, fallbacks=self._fallbacks, ledger=self._ledger, inbox=inbox, tier=tier
+            settings.switch,
+            fallbacks=self._fallbacks,
+            ledger=self._ledger,
+            answers=self._answers,
+            inbox=inbox,
+            tier=tier,
         )
         self._release = release
         self._unloads: dict[str, Unload] = {}  # by model, until they are done
@@ -158,11 +165,13 @@ class Loop:
             device.stop()
         for request_id in self._live:
             self._emit(request_id, FailedEvent(error))
+        self._answers.send()
         for load in self._loads.values():
             load.loaded.set_exception(error)
         for unload in self._unloads.values():
             unload.unloaded.set_exception(error)
         self._dance.break_down(error)
+        self._answers.send()
         for drained in self._drains:
             drained.set_result(None)
         while not self._inbox.empty():
@@ -203,12 +212,15 @@ class Loop:
 
     def _turn(self) -> None:
         """Do what has become possible, and tell of it."""
-        self._expire()
-        self._feed()
-        while self._fallbacks.route() | self._dance.step():
+        going = True
+        while going:
+            self._expire()
             self._feed()
-        self._finish_unloads()
-        self._publish()
+            while self._fallbacks.route() | self._dance.step():
+                self._feed()
+            self._finish_unloads()
+            self._publish()
+            going = self._answers.send()
 
     def _feed(self) -> None:
         """Give the devices what they can take."""
@@ -344,7 +356,7 @@ class Loop:
     def _submit(self, request: Request, submitted: float) -> None:
         try:
             slot = self._slots.get(request.model)
-            if slot is None or request.model not in self.catalogue.entries:
+            if slot is None or self._draining or request.model not in self.catalogue.entries:
                 raise self.catalogue.missing(request.model)
             queue.check(request, slot)
             text = text_stream(slot.tokenizer, request.stop)
@@ -415,7 +427,7 @@ class Loop:
             load.loaded.set_exception(UnavailableError(self._draining))
             return
         if model in self._slots or model in self._loads:
-            load.loaded.set_exception(SettingsError(f"{model}: a model of that name is there already"))
+            load.loaded.set_exception(ConflictError(f"{model}: a model of that name is there already"))
             return
         if model in self._unloads:
             load.loaded.set_exception(UnavailableError(f"{model}: it is being unloaded; try again later"))
@@ -473,9 +485,8 @@ class Loop:
         """Let requests come to a model that was loaded."""
         del self._loads[slot.id]
         entry = describe(slot)
-        if not self._draining:
-            self.catalogue = self.catalogue.extend(entry, loading=self._loads)
-        load.loaded.set_result(entry)
+        self.catalogue = self.catalogue.extend(entry, loading=self._loads)
+        self._answers.give(load.loaded, entry)
 
     def _fail_load(self, load: Load, error: BaseException) -> None:
         del self._loads[load.settings.id]
@@ -544,7 +555,7 @@ class Loop:
     def _unloaded(self, unload: Unload) -> None:
         del self._unloads[unload.model]
         log.info("model=%s is unloaded", unload.model)
-        unload.unloaded.set_result(None)
+        self._answers.give(unload.unloaded, None)
 
     def _flush(self, flush: Flush) -> None:
         if flush.model is not None and flush.model not in self._slots:
@@ -566,11 +577,11 @@ class Loop:
         for drained in self._drains:
             drained.set_exception(UnavailableError("the drain was called off: requests are admitted again"))
         self._drains.clear()
-        resumed.set_result(None)
+        self._answers.give(resumed, None)
 
     def _drain(self, closed: str) -> None:
         self._draining = closed
-        self.catalogue = Catalogue(closed=closed)
+        self.catalogue = self.catalogue.close(closed)
         for slot in self._slots.values():
             for sequence in list(slot.waiting):
                 self.end(slot, sequence, FailedEvent(UnavailableError(closed)))

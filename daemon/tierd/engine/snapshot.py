@@ -231,7 +231,7 @@ def _session(slot: Slot, sequence: Sequence) -> SessionSnapshot:
     return SessionSnapshot(
         request=sequence.request.id,
         region=region,
-        positions=sequence.fed,
+        positions=sequence.fed if sequence.saved is None else sequence.saved.positions,
         prompt=len(sequence.request.prompt),
         generated=sequence.generated,
         paused=sequence.paused,

@@ -69,13 +69,15 @@ class Switch(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /status. loading: models that do not answer yet. unloaded: those that can be loaded by name.
+    """GET /status. draining: no request is admitted. loading: models that do not answer yet. unloaded: those
+    that can be loaded by name.
 
     switch: of models on the GPU, that is under way; null while none is. switches: how many there were.
     """
 
     version: str
     uptime_s: float
+    draining: bool
     models: list[ModelStatus]
     loading: list[str]
     unloaded: list[str]
@@ -164,6 +166,7 @@ class AdminRoutes:
             Status(
                 version=__version__,
                 uptime_s=round(time.monotonic() - self._started, 3),
+                draining=bool(catalogue.closed),
                 models=models,
                 loading=list(catalogue.loading),
                 unloaded=[id for id in self._roster.unloaded(catalogue) if id not in snapshot.models],

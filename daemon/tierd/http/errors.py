@@ -152,14 +152,25 @@ RULES: Mapping[type[TierdError], Rule] = {
 }
 
 
+def code_of(error: BaseException) -> str | None:
+    """Return the one word for an error that clients may go by, None where it has none."""
+    if isinstance(error, RequestError):
+        return error.code
+    return _rule(error).code if isinstance(error, TierdError) else None
+
+
+def _rule(error: TierdError) -> Rule:
+    return next(RULES[kind] for kind in type(error).__mro__ if kind in RULES)
+
+
 def describe(error: BaseException) -> Answer:
     """Turn an exception into an answer. What is not an error of ours says nothing about itself."""
     if not isinstance(error, TierdError):
         return _answer(500, "tierd failed at this request; its log says why", _SERVER)
-    rule = next(RULES[kind] for kind in type(error).__mro__ if kind in RULES)
-    status, code, param, headers = rule.status, rule.code, None, {}
+    rule = _rule(error)
+    status, code, param, headers = rule.status, code_of(error), None, {}
     if isinstance(error, RequestError):
-        code, param = error.code, error.param
+        param = error.param
     elif isinstance(error, SettingsError):
         param = error.key
     if isinstance(error, TransportError):

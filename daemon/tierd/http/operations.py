@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from tierd.engine.operation import DONE, RUNNING, Operation, OperationView
 from tierd.errors import InvalidRequestError, OperationNotFoundError
-from tierd.http.errors import describe
+from tierd.http.errors import code_of, describe
 from tierd.http.responses import json_response
 from tierd.http.sse import HEADERS, KEEP_ALIVE, KEEP_ALIVE_S, frame
 
@@ -26,6 +26,19 @@ KEPT = 256
 # A stream of views has one in so many seconds at most, but for the last one.
 EVENT_S = 0.1
 LONGEST_WAIT_S = 86400
+
+
+class OperationStatus(OperationView, frozen=True, kw_only=True):
+    """An operation as JSON. code: what clients may go by where it failed, see `code_of`; else ""."""
+
+    code: str = ""
+
+    @classmethod
+    def of(cls, operation: Operation) -> OperationStatus:
+        """Return how an operation stands now."""
+        view, failure = operation.view, operation.failure
+        code = None if failure is None else code_of(failure)
+        return cls(**msgspec.structs.asdict(view), code=code or "")
 
 
 class Operations:
@@ -54,10 +67,10 @@ class Operations:
             )
         return operation
 
-    def views(self) -> list[OperationView]:
+    def all(self) -> list[OperationStatus]:
         """Return all, in the order in which they began."""
         with self._lock:
-            return [operation.view for operation in self._known.values()]
+            return [OperationStatus.of(operation) for operation in self._known.values()]
 
     def _forget(self) -> None:
         with self._lock:
@@ -92,10 +105,10 @@ class Follower:
         self._watch.cancel()
         self._operation.unwatch(self._tell)
 
-    def look(self) -> OperationView:
+    def look(self) -> OperationStatus:
         """Return how the operation stands; `changed` waits for what comes after that."""
         self._changed.clear()
-        return self._operation.view
+        return OperationStatus.of(self._operation)
 
     async def changed(self, seconds: float | None) -> bool:
         """Wait for a change, at most so long; None: as it takes. Raises ClientDisconnect."""
@@ -140,7 +153,7 @@ class OperationStream(Response):
         """Serve the stream to its end. Raises ClientDisconnect."""
         async with Follower(self.operation, receive) as follower:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            sent: OperationView | None = None
+            sent: OperationStatus | None = None
             running = True
             while running:
                 view = follower.look()
@@ -156,7 +169,7 @@ class OperationStream(Response):
 class OperationList(msgspec.Struct, frozen=True):
     """GET /operations: those that run and those that ended last, in the order in which they began."""
 
-    operations: list[OperationView]
+    operations: list[OperationStatus]
 
 
 class OperationRoutes:
@@ -171,14 +184,14 @@ class OperationRoutes:
 
     async def list(self, request: Request) -> Response:
         """List the operations."""
-        return json_response(OperationList(self._operations.views()))
+        return json_response(OperationList(self._operations.all()))
 
     async def show(self, request: Request) -> Response:
         """Show one of them, or follow it to its end as an event stream."""
         operation = self._operations.find(request.path_params["id"])
         if "text/event-stream" in request.headers.get("accept", ""):
             return OperationStream(operation)
-        return json_response(operation.view)
+        return json_response(OperationStatus.of(operation))
 
 
 async def answer(request: Request, operation: Operation, seconds: float | None) -> Response:
@@ -189,7 +202,7 @@ async def answer(request: Request, operation: Operation, seconds: float | None) 
     if seconds != 0:
         async with Follower(operation, request.receive) as follower:
             await follower.ended(seconds)
-    view = operation.view
+    view = OperationStatus.of(operation)
     if operation.failure is not None:
         response = describe(operation.failure).response()
     else:
