@@ -133,6 +133,14 @@ def test_one_that_does_not_fit_beside_the_others_takes_turns_with_them() -> None
     assert (first.context, first.turns, second.context, second.turns) == (1024, False, 2048, True)
 
 
+def test_a_model_takes_turns_rather_than_be_cut_where_it_fits_alone() -> None:
+    first, second = placements(need(asked=2048), need(asked=4096, strict=False), there=room(240))
+    assert (first.context, first.turns, second.context, second.turns) == (2048, False, 4096, True)
+    first, second = placements(need(asked=2048), need(asked=1 << 16, strict=False), there=room(240))
+    assert (first.context, first.turns, second.turns) == (2048, False, False)
+    assert 512 <= second.context < 1 << 16
+
+
 def test_who_takes_turns_has_what_is_there_without_the_others() -> None:
     first, second, third = placements(need(), need(), need(trained=1024), there=room(160))
     assert (first.turns, second.turns, third.turns) == (False, True, True)

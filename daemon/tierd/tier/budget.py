@@ -101,8 +101,8 @@ def share_out(needs: Mapping[str, Need], room: Room) -> dict[str, Placement | st
     """Return what each model gets of a device, or why it gets nothing.
 
     In their order, the pinned ones first, models get the context that they ask for, or the least one where
-    that does not fit or they ask for none. Whoever does not fit beside those before it takes turns with them,
-    if it fits beside the pinned ones. Those with less than they could use share what is left then, alike, but
+    they ask for none, or where not even alone it fits. Whoever does not fit beside those before it takes
+    turns with them, if it fits beside the pinned ones. Those with less than they could use share what is left then, alike, but
     for some head-room; one that takes turns has all but what is pinned. Pinned ones do not grow into what
     they would have to take from others.
     """
@@ -110,16 +110,15 @@ def share_out(needs: Mapping[str, Need], room: Room) -> dict[str, Placement | st
     free, alone = room.free, room.alone
     for model in sorted(needs, key=lambda model: not needs[model].pinned):
         need = needs[model]
-        share = _first(need, free, room)
+        share = _first(need, alone, room)
+        if not _fits(need, share, alone, room):
+            shares[model] = _reason(need, share, alone, room)
+            continue
         if _fits(need, share, free, room):
-            shares[model] = share
             free -= share.bytes
         else:
-            share = _taking_turns(_first(need, alone, room))
-            if not _fits(need, share, alone, room):
-                shares[model] = _reason(need, share, alone, room)
-                continue
-            shares[model] = share
+            share = _taking_turns(share)
+        shares[model] = share
         if need.pinned:
             alone -= share.bytes
             free = min(free, alone)
