@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-device test-levels test-rest test-long test-lowest bench bench-device bench-switching bench-overhead bench-table profile sanitize check clean
+.PHONY: help serve tour models test test-device test-levels test-rest test-long test-lowest bench bench-device bench-switching bench-overhead bench-table profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
@@ -39,6 +39,9 @@ help: ## list these targets
 serve: $(VENV)/.serve $(SMOLLM2) ## serve the demo model (LISTEN=127.0.0.1:8080)
 	@sh tools/try_it.sh $(LISTEN) $(basename $(notdir $(SMOLLM2)))
 	@exec $(BIN)/tierd serve --model $(SMOLLM2) --listen $(LISTEN)
+
+tour: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## serve two models that take turns on the GPU, for the README's tour
+	@exec $(BIN)/tierd serve --config config/tour.toml --listen $(LISTEN)
 
 models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
