@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from engine.device_drive import text
+from engine.device_slot import NullFallback
 from engine.harness import model
-from engine.manual import Clock, ManualLoop
+from engine.manual import Board, BoardExecutor, Clock, ManualLoop
 from engine.null_slot import request
 from engine.null_stage import NullStage, seated_slot
-from tierd.core import FinishedEvent
-from tierd.engine.messages import Message, Unload
+from tierd.core import FailedEvent, FinishedEvent, PassReason
+from tierd.engine.messages import Activate, Message, Unload
+from tierd.errors import DeviceLostError, TierdError, UnavailableError
 from tierd.kv.bank import Bank
 from tierd.settings import ModelSettings, QueueSettings, Settings, SwitchSettings
 from tierd.slot import Slot
@@ -36,11 +38,14 @@ class Played:
         switch: SwitchSettings = AT_ONCE,
         timeout_s: float = 0.0,
         bank: int = 1 << 20,
+        tries: int = 3,
+        refusal: str = "",
         **options: Any,
     ) -> None:
-        """options: of `seated_slot`."""
-        self.bank, self.stage, self.clock = Bank(bank), NullStage(BUDGET), Clock()
+        """tries, refusal: see NullFallback. options: of `seated_slot`."""
+        self.bank, self.stage, self.clock, self.board = Bank(bank), NullStage(BUDGET), Clock(), Board()
         self.sizes, self.pinned, self.options = sizes or {}, pinned, options
+        self.tries, self.refusal = tries, refusal
         self.slots: dict[str, Slot] = {}
         self.loop = ManualLoop(
             Settings(queue=QueueSettings(timeout_s=timeout_s), switch=switch),
@@ -66,9 +71,17 @@ class Played:
             on=size <= self.stage.reservations.free,
             bank=self.bank,
             chunk_rows=8,
+            executor=self.executor,
             **{"regions": 3, **self.options},
         )
+        assert isinstance(slot.fallback, NullFallback)
+        slot.fallback.tries, slot.fallback.refusal = self.tries, self.refusal
         return slot
+
+    def executor(self, **options: Any) -> BoardExecutor:
+        if self.board.abandoned:
+            self.board = Board()
+        return BoardExecutor(self.board, **options)
 
     def ask(self, id: str, name: str, prompt: bytes = PROMPT, tokens: int = 8) -> None:
         self.loop.submit(request(id, prompt, tokens, model=name))
@@ -105,6 +118,21 @@ class Played:
             room = slot.home.room
             assert (room.used, room.reserved) == (0, 0)
 
+    def failed(self, id: str) -> TierdError:
+        (end,) = self.loop.mail.terminals()[id]
+        assert isinstance(end, FailedEvent), end
+        return end.error
+
+    def passes(self) -> set[str]:
+        """Return why streams were on the CPU."""
+        value = self.loop.metrics.registry.get_sample_value
+        return {
+            reason
+            for reason in PassReason
+            for model in self.slots
+            if value("tierd_gpu_cpu_passes_total", {"model": model, "reason": reason})
+        }
+
     def said(self, id: str, prompt: bytes = PROMPT, tokens: int = 8) -> None:
         (end,) = self.loop.mail.terminals()[id]
         assert isinstance(end, FinishedEvent), end
@@ -128,3 +156,36 @@ def test_nothing_is_due_once_a_model_that_goes_is_being_freed() -> None:
         assert it.loop.due is None
         it.end()
         assert unloaded.done()
+
+
+def test_memory_of_a_model_that_is_being_freed_is_waited_for() -> None:
+    with played("abc") as it:
+        activated: Future[Any] = Future()
+        it.tell(Unload("a", None, Future()))
+        (free,) = it.loop.workers
+        it.ask("b", "b")
+        it.tell(Activate("c", activated))
+        assert list(it.loop.workers) == [free]
+        assert it.loop.dance.switch is None
+        it.end()
+        it.said("b")
+        assert activated.result()
+        assert it.stage.armed == ["a", "c", "b"]
+        assert not it.passes()
+
+
+def test_who_can_be_nowhere_any_more_ends() -> None:
+    """Neither at the CPU nor on the device: it is lost for good, or pinned models leave too little of it."""
+    with played(tries=0, refusal="it must not") as it:
+        it.ask("a", "a")
+        it.ask("b", "b")
+        it.board.armed["out"] = DeviceLostError("lost")
+        it.end()
+        for id in "ab":
+            error = it.failed(id)
+            assert isinstance(error, UnavailableError)
+            assert "it must not" in str(error)
+    with played(sizes={"a": 4}, pinned="a", refusal="it must not") as it:
+        it.ask("b", "b")
+        assert "does not fit" in str(it.failed("b"))
+        it.end()

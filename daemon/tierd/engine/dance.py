@@ -41,8 +41,6 @@ log = logging.getLogger(__name__)
 _HOLD = 4.0
 # How long a model is barred that could not be put on the device; twice as long each time.
 _BAR_S, _LONGEST_BAR_S = 5.0, 60.0
-# A device's memory is asked about no more often.
-_BUDGET_S = 0.2
 
 
 @dataclass(slots=True)
@@ -91,7 +89,7 @@ class Dance:
         self._alone: set[Slot] = set()  # those that memory in pieces had no room for beside others
         self._stopped = False
         self._last_s = 0.0  # what the last switch took
-        self._budget = (0.0, 0)  # when it was asked for, bytes
+        self._status: TierStatus | None = None  # as of this step, once it was asked for
 
     @property
     def busy(self) -> bool:
@@ -146,7 +144,7 @@ class Dance:
 
     def step(self) -> bool:
         """Do what has become possible. Returns whether streams or rows can go on by that."""
-        self.deadline, now = None, self._clock()
+        self.deadline, self._status, now = None, None, self._clock()
         if self.switch is not None:
             changed = self._look(now) | self.switch.advance()
             if self.switch.ended:
@@ -180,24 +178,30 @@ class Dance:
                 continue
             _note(self._asked, slot, now, _is_waited_for(slot))
             _note(self._wished, slot, now, routing.wishes(slot))
-            before = slot.barred
-            slot.barred = self._obstacle(slot, now) if slot.occupied or slot.waiting else None
+            before, lasts = slot.barred, False
+            slot.barred = None
+            if slot.occupied or slot.waiting:
+                slot.barred, lasts = self._obstacle(slot, now)
             changed |= slot.barred != before
+            if slot.barred is not None and lasts and slot.stranded:
+                self._fallbacks.give_up(slot, slot.barred.words)
             if self._settings.resume == "cpu" and not slot.stranded and slot.returning:
                 self._send_to_cpu(slot)
                 changed = True
         return changed
 
-    def _obstacle(self, slot: Slot, now: float) -> PassReason | None:
-        """Say why a slot that is away cannot come, if it can not."""
+    def _obstacle(self, slot: Slot, now: float) -> tuple[PassReason | None, bool]:
+        """Say why a slot that is away cannot come, None if it can; and whether time alone changes nothing."""
         bar = self._bars.get(slot)
-        if self._fallbacks.recovers or any(other.lost for other in self._slots.values()):
-            return PassReason.DEVICE_LOST
+        if self._fallbacks.recovers:
+            return PassReason.DEVICE_LOST, False
+        if any(other.lost for other in self._slots.values()):
+            return PassReason.DEVICE_LOST, True
         if bar is not None and now < bar.until:
-            return bar.reason
-        if make_room(self._standings(now), self._room(now), slot.id) is None:
-            return PassReason.NO_ROOM
-        return None
+            return bar.reason, False
+        if make_room(self._standings(now), self._memory.budget, slot.id) is None:
+            return PassReason.NO_ROOM, True
+        return None, False
 
     def _send_to_cpu(self, slot: Slot) -> None:
         """Let streams go on at the CPU that were on their way back when their model left."""
@@ -229,7 +233,7 @@ class Dance:
     @property
     def _all_but_pinned(self) -> int:
         pinned = (slot for slot in self._slots.values() if slot.settings.pin and slot.serves)
-        return self._budget[1] - sum(slot.seat.bytes for slot in pinned if slot.seat is not None)
+        return self._memory.budget - sum(slot.seat.bytes for slot in pinned if slot.seat is not None)
 
     @property
     def _rules(self) -> Rules:
@@ -240,24 +244,31 @@ class Dance:
             idle_s=settings.idle_s,
         )
 
-    def _room(self, now: float) -> int:
-        """Return the bytes that these models may take, without what others have reserved."""
-        if now - self._budget[0] >= _BUDGET_S or not self._budget[0]:
-            status = self._tier()
-            others = sum(size for model, size in status.reservations.items() if model not in self._slots)
-            self._budget = now, status.budget - others
-        return self._budget[1]
+    @property
+    def _memory(self) -> TierStatus:
+        """How the device stands in this step."""
+        if self._status is None:
+            self._status = self._tier()
+        return self._status
+
+    @property
+    def _room(self) -> int:
+        """Bytes that these models may take, without what those have that are being loaded or freed."""
+        held = self._memory.reservations
+        return self._memory.budget - sum(size for model, size in held.items() if model not in self._slots)
 
     def _begin_wanted(self) -> bool:
         """Begin what an administrator wants; return whether a switch has begun."""
         while self._wanted:
-            wanted = self._wanted.popleft()
-            now = self._clock()
+            wanted, now = self._wanted[0], self._clock()
             try:
                 outgoing = self._outgoing_for(wanted.model, now)
             except TierdError as error:
-                self._answers.refuse(wanted.activated, error)
+                self._answers.refuse(self._wanted.popleft().activated, error)
                 continue
+            if outgoing is None:
+                return False
+            self._wanted.popleft()
             slot = self._slots[wanted.model]
             if slot.serves:
                 self._kept[slot] = now + self._rules.hold_s
@@ -268,28 +279,31 @@ class Dance:
             return True
         return False
 
-    def _outgoing_for(self, model: str, now: float) -> tuple[str, ...]:
-        """Return who must leave for a model. Raises TierdError where it cannot come."""
+    def _outgoing_for(self, model: str, now: float) -> tuple[str, ...] | None:
+        """Return who must leave for a model; None while others that are being loaded or freed are in its way.
+
+        Raises TierdError where it cannot come.
+        """
         slot = self._slots.get(model)
         if slot is None:
             raise NoDeviceError(f"{model} is not for a GPU: it was loaded on the CPU; GET /slots says why")
         if slot.lost or self._fallbacks.recovers:
             raise DeviceLostError(f"{model} cannot come to the device: {slot.lost or 'it is lost'}")
-        outgoing = make_room(self._standings(now), self._room(now), model)
-        if outgoing is None:
+        standings = self._standings(now)
+        if make_room(standings, self._memory.budget, model) is None:
             assert slot.seat is not None
             raise DeviceMemoryError(
                 f"{model} cannot come to the device: it needs {mib(slot.seat.bytes)} of "
-                f"{mib(self._room(now))}, and models that are pinned do not leave; unpin one, or raise "
+                f"{mib(self._memory.budget)}, and models that are pinned do not leave; unpin one, or raise "
                 "gpu.vram_limit_mb"
             )
-        return outgoing
+        return make_room(standings, self._room, model)
 
     def _begin_due(self, now: float) -> bool:
         """Begin the switch that is due by the rules, if one is, else note when that may change."""
         if self._fallbacks.recovers or not (self._asked or self._wished or self._settings.idle_s):
             return False
-        standings, budget, rules = self._standings(now), self._room(now), self._rules
+        standings, budget, rules = self._standings(now), self._room, self._rules
         due = next_switch(standings, budget, rules, now)
         if due is not None:
             incoming = None if due.incoming is None else self._slots[due.incoming]
@@ -328,7 +342,6 @@ class Dance:
     def _settle(self, switch: Switch) -> None:
         """Book a switch that has ended."""
         self.switch, now = None, self._clock()
-        self._budget = (0.0, 0)
         wanting, self._wanting = self._wanting, None
         self._ledger.switched(switch.incoming, switch.seconds, failed=switch.error is not None)
         for slot in (*switch.outgoing, *([] if switch.incoming is None else [switch.incoming])):

@@ -388,7 +388,7 @@ class Fallbacks:
             self._streams.end(slot, sequence, FinishedEvent(FinishReason.LENGTH, usage(sequence)))
         if slot.lost:
             if slot not in self._rearm_at and slot not in self._working:
-                self._give_up(slot)
+                self.give_up(slot, f"the device is lost ({slot.lost})")
             return False
         back = list(slot.exiles)
         for sequence in back:
@@ -432,12 +432,12 @@ class Fallbacks:
         if due is not None:
             self._rearm_at[slot] = due
 
-    def _give_up(self, slot: Slot) -> None:
-        """End those who can be nowhere any more."""
+    def give_up(self, slot: Slot, obstacle: str) -> None:
+        """End those who can be nowhere any more. obstacle: why not on the device."""
         for sequence in [*slot.exiles, *slot.returning, *slot.waiting]:
             error = UnavailableError(
-                f"{slot.id}: the device is lost ({slot.lost}) and the CPU cannot serve the model "
-                f"({slot.stranded}); free memory or restart tierd"
+                f"{slot.id}: {obstacle}, and the CPU cannot serve the model ({slot.stranded}); "
+                "free memory or restart tierd"
             )
             self._streams.end(slot, sequence, FailedEvent(error))
 
