@@ -102,9 +102,9 @@ def share_out(needs: Mapping[str, Need], room: Room) -> dict[str, Placement | st
 
     In their order, the pinned ones first, models get the context that they ask for, or the least one where
     they ask for none, or where not even alone it fits. Whoever does not fit beside those before it takes
-    turns with them, if it fits beside the pinned ones. Those with less than they could use share what is left then, alike, but
-    for some head-room; one that takes turns has all but what is pinned. Pinned ones do not grow into what
-    they would have to take from others.
+    turns with them, if it fits beside the pinned ones. Those with less than they could use share what is left
+    then, alike, but for some head-room; one that takes turns has all but what is pinned. Pinned ones do not
+    grow into what they would have to take from others.
     """
     shares: dict[str, Placement | str] = {}
     free, alone = room.free, room.alone
