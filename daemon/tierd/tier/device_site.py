@@ -156,8 +156,10 @@ class DeviceSite:
         with self._arming:
             try:
                 executor, placement = _arm(backend, marks, self._room({}))
-            except BaseException:
+            except BaseException as error:
                 self._availability.lost("resident")
+                if backend.device.abandoned and isinstance(error, DeviceMemoryError):
+                    raise DeviceLostError(backend.device.abandoned) from error
                 raise
         with contextlib.suppress(DeviceError):  # they are compiled again at the next start then
             backend.device.save_pipelines()
