@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +16,18 @@ from engine.null_slot import request
 from faulty import close_checked
 from tierd.backends.host import HostBackend
 from tierd.backends.protocol import Executor
-from tierd.backends.vkapi import Device
+from tierd.backends.vkapi import Device, Role
 from tierd.core import Batch, Chunk, FinishedEvent, FinishReason, PassReason, TextEvent
 from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
-from tierd.settings import EngineSettings, GPUSettings, KVSettings, ModelSettings, Settings
+from tierd.settings import (
+    EngineSettings,
+    GPUSettings,
+    KVSettings,
+    ModelSettings,
+    Settings,
+    SwitchSettings,
+)
 from tierd.slot import open_slot
 from tierd.tier import retries
 from tierd.tier.host_site import HostSite
@@ -38,7 +47,8 @@ class Served:
     harness: Harness
     devices: list[Device]
     bank: Bank
-    reference: Executor
+    tier: Tier
+    references: Callable[[str], Executor]
     asked: int = 0
 
     def ask(
@@ -51,32 +61,48 @@ class Served:
         self.harness.engine.submit(replace(asked, top_logprobs=0))
         return asked.id
 
-    def check(self, id: str, prompt: Sequence[int], answer: int = ANSWER, *, greedy: bool = True) -> None:
+    def check(
+        self,
+        id: str,
+        prompt: Sequence[int],
+        answer: int = ANSWER,
+        *,
+        greedy: bool = True,
+        model: str = "tiny",
+    ) -> None:
         """Wait for a stream's end; each of its tokens must be the best, or nearly."""
         end = self.harness.mail.terminal(id)
         assert isinstance(end, FinishedEvent), end
         assert (end.reason, end.usage.completion_tokens) == (FinishReason.LENGTH, answer)
-        events = [event for event in self.harness.mail.events(id) if isinstance(event, TextEvent)]
-        tokens = [told.token for event in events for told in event.logprobs]
+        tokens = self.tokens(id)
         assert len(tokens) == answer
         if greedy:
-            logits = forced(self.reference, [*prompt, *tokens])[len(prompt) - 1 : -1]
-            lacks = logits.max(axis=1) - logits[np.arange(answer), tokens]
-            assert lacks.max() <= NEAR
+            self.check_near(model, prompt, tokens)
+
+    def check_near(self, model: str, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        """Check that each of a stream's tokens is the best by the CPU, or nearly."""
+        logits = forced(self.references(model), [*prompt, *tokens])[len(prompt) - 1 : -1]
+        lacks = logits.max(axis=1) - logits[np.arange(len(tokens)), tokens]
+        assert lacks.max() <= NEAR
+
+    def tokens(self, id: str) -> list[int]:
+        """Return the tokens that a stream has told so far."""
+        events = [event for event in self.harness.mail.events(id) if isinstance(event, TextEvent)]
+        return [told.token for event in events for told in event.logprobs]
 
     def serve(self, prompt: Sequence[int], answer: int = ANSWER) -> None:
         self.check(self.ask(prompt, answer), prompt, answer)
 
-    def passes(self) -> dict[str, float]:
+    def passes(self, model: str = "tiny") -> dict[str, float]:
         sample = self.harness.metrics.registry.get_sample_value
         name = "tierd_gpu_cpu_passes_total"
-        counts = {reason: sample(name, {"model": "tiny", "reason": reason}) for reason in PassReason}
+        counts = {reason: sample(name, {"model": model, "reason": reason}) for reason in PassReason}
         return {reason: count for reason, count in counts.items() if count}
 
-    def refed(self) -> float:
+    def refed(self, model: str = "tiny") -> float:
         """Return how many tokens were fed again."""
         name = "tierd_kv_reprefilled_tokens_total"
-        return self.harness.metrics.registry.get_sample_value(name, {"model": "tiny"}) or 0.0
+        return self.harness.metrics.registry.get_sample_value(name, {"model": model}) or 0.0
 
     def rests(self) -> None:
         """Wait until the device is there and nobody runs; check that nobody holds anything."""
@@ -113,28 +139,43 @@ def forced(executor: Executor, tokens: Sequence[int]) -> np.ndarray:
 
 
 @contextmanager
-def serving(*models: ModelSettings, bank: int = 1 << 20, **gpu: object) -> Iterator[Served]:
+def serving(
+    *models: ModelSettings,
+    bank: int = 1 << 20,
+    vram_limit: int = 0,
+    switch: SwitchSettings | None = None,
+    chunk_rows: int = 16,
+    threads: int = 1,
+    host_mb: int = 16,
+    **gpu: object,
+) -> Iterator[Served]:
     """Run an engine over a software device that is tried again at once whenever it is lost.
 
-    The validation layer watches. bank: its bytes. gpu: settings of that section.
+    The validation layer watches. bank: its bytes. vram_limit: bytes of the device, finer than the setting;
+    what lies on devices that were given up takes nothing of them. host_mb: of the CPU's pages. gpu: settings
+    of that section.
     """
     settings = Settings(
-        engine=EngineSettings(threads=1, chunk_rows=16),
-        kv=KVSettings(memory_mb=16),
+        engine=EngineSettings(threads=threads, chunk_rows=chunk_rows),
+        kv=KVSettings(memory_mb=host_mb),
         gpu=GPUSettings(allow_software=True, **gpu),  # type: ignore[arg-type]
+        switch=switch or SwitchSettings(),
         models=models,
     )
     devices: list[Device] = []
 
-    def noted(**options: object) -> Device:
-        devices.append(_open(validate=True, **options))  # type: ignore[arg-type]
+    def noted(**options: Any) -> Device:
+        if vram_limit:
+            gone = [device._memory._held(Role.DEVICE) for device in options.get("given_up", ())]
+            options["vram_limit"] = vram_limit + sum(gone)
+        devices.append(_open(validate=True, **options))
         return devices[-1]
 
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(Device, "open", noted)
         patch.setattr(retries, "FIRST_S", 0.0)
-        backend = HostBackend(1)
+        backend = HostBackend(threads)
         stack.callback(backend.close)
         stack.callback(lambda: [close_checked(device) for device in devices])
         gone = Gone()
@@ -142,9 +183,18 @@ def serving(*models: ModelSettings, bank: int = 1 << 20, **gpu: object) -> Itera
         host = HostSite(backend)
         tier = Tier(settings, host, backend.pool, bank=there, gone=gone)
         stack.callback(tier.close)
-        reference = open_slot(models[0], settings, host).executor
-        stack.callback(reference.close)
-        harness = stack.enter_context(running(*models, open_slot=tier.open, settings=settings))
-        served = Served(harness, devices, there, reference)
+
+        @cache
+        def reference(model: str) -> Executor:
+            (each,) = (each for each in models if each.id == model)
+            executor = open_slot(each, settings, HostSite(backend)).executor
+            stack.callback(executor.close)
+            return executor
+
+        reached = {"bank": there, "tier": tier.status, "release": tier.release}
+        harness = stack.enter_context(
+            running(*models, open_slot=tier.open, settings=settings, engine=reached)
+        )
+        served = Served(harness, devices, there, tier, reference)
         stack.callback(served.forget_devices)
         yield served

@@ -5,53 +5,18 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from engine.device_live import Served, serving
-from faulty import SUBMIT_FAULTS, WAIT_FAULTS
+from engine.failing import SUBMIT, WAIT, Phase
 from live import wait_until
 from tier.tiers import model
-from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.vkapi.results import DEVICE_LOST
 from tierd.tier import retries
 from tiny import write_llama
-
-SUBMIT, WAIT = "vkQueueSubmit", "vkWaitSemaphores"
-
-
-@dataclass(frozen=True)
-class Phase:
-    """The executor's method during whose next call a Vulkan function fails.
-
-    after: how many of the function's calls pass before. flights: steps that are in flight then; None: any.
-    """
-
-    method: str
-    function: str
-    after: int = 0
-    flights: int | None = None
-
-    @contextmanager
-    def failing(self, result: int) -> Iterator[threading.Event]:
-        """Let it happen once; the event tells that it has."""
-        method = getattr(ResidentExecutor, self.method)
-        met = threading.Event()
-
-        def fails(executor: ResidentExecutor, *arguments: object) -> object:
-            if not met.is_set() and self.flights in (None, len(executor._flights)):
-                met.set()
-                executor._device.vk.inject(self.function, result, after=self.after, times=1)
-            return method(executor, *arguments)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ResidentExecutor, self.method, fails)
-            yield met
-
 
 PHASES = {
     "submission": Phase("submit", SUBMIT, flights=0),
@@ -68,9 +33,9 @@ PHASES = {
     "submission behind copies": Phase("copy_rows", SUBMIT, after=1),
 }
 CASES = [
-    pytest.param(phase, result, id=f"{phase}: {error.__name__}")
+    pytest.param(phase, result, id=f"{phase}: {error}")
     for phase, each in PHASES.items()
-    for result, error in (SUBMIT_FAULTS if each.function == SUBMIT else WAIT_FAULTS).items()
+    for result, error in each.faults.items()
 ]
 
 
