@@ -16,10 +16,11 @@ from engine.null_slot import request
 from engine.null_stage import NullStage, seated_slot
 from tierd.core import FailedEvent, FinishedEvent, PassReason
 from tierd.engine.messages import Activate, Message, Unload
-from tierd.errors import DeviceLostError, TierdError, UnavailableError
+from tierd.errors import DeviceLostError, DeviceMemoryError, TierdError, UnavailableError
 from tierd.kv.bank import Bank
 from tierd.settings import ModelSettings, QueueSettings, Settings, SwitchSettings
 from tierd.slot import Slot
+from tierd.tier.status import TierStatus
 
 PROMPT = b"a prompt that is long enough to be waited for"
 AT_ONCE = SwitchSettings(min_hold_s=0.0, max_wait_s=0.0)
@@ -52,7 +53,7 @@ class Played:
             self.bank,
             clock=self.clock,
             open_slot=self.open,
-            tier=self.stage.status,
+            tier=self.status,
             release=self.stage.reservations.release,
         )
         for name in names:
@@ -77,6 +78,9 @@ class Played:
         assert isinstance(slot.fallback, NullFallback)
         slot.fallback.tries, slot.fallback.refusal = self.tries, self.refusal
         return slot
+
+    def status(self) -> TierStatus:
+        return TierStatus(reason="it was given up") if self.board.abandoned else self.stage.status()
 
     def executor(self, **options: Any) -> BoardExecutor:
         if self.board.abandoned:
@@ -189,3 +193,44 @@ def test_who_can_be_nowhere_any_more_ends() -> None:
         it.ask("b", "b")
         assert "does not fit" in str(it.failed("b"))
         it.end()
+
+
+def test_a_model_comes_though_the_fresh_device_has_declined_another() -> None:
+    with played(refusal="it must not") as it:
+        fallback = it.slots["a"].fallback
+        assert isinstance(fallback, NullFallback)
+        fallback.tries, fallback.broken = 1, [DeviceMemoryError("too small for it")]
+        it.ask("a", "a")
+        it.board.armed["step"] = DeviceLostError("lost")
+        it.until(lambda: not it.loop.live, "gpu")
+        assert isinstance(it.failed("a"), UnavailableError)
+        it.board = Board()
+        it.ask("b", "b")
+        it.end()
+        it.said("b")
+
+
+def test_nobody_is_given_up_before_a_failure_is_known() -> None:
+    with played("abc", refusal="it must not") as it:
+        it.ask("a", "a")
+        it.ask("b", "b")
+        it.until(lambda: bool(it.loop.workers), "gpu", workers=False)
+        it.board.abandoned = True  # in the worker, which has not said so yet
+        it.ask("c", "c")
+        it.end()
+        for id in "abc":
+            it.said(id)
+
+
+def test_a_switch_ends_though_nobody_can_be_put_back() -> None:
+    with played() as it:
+        it.stage.broken = [DeviceMemoryError("in pieces"), MemoryError()]
+        activated: Future[Any] = Future()
+        it.tell(Activate("b", activated))
+        it.until(activated.done)
+        assert isinstance(activated.exception(), DeviceMemoryError)
+        for id in "ab":
+            it.ask(id, id)
+        it.end()
+        for id in "ab":
+            it.said(id)

@@ -195,8 +195,8 @@ class Dance:
         bar = self._bars.get(slot)
         if self._fallbacks.recovers:
             return PassReason.DEVICE_LOST, False
-        if any(other.lost for other in self._slots.values()):
-            return PassReason.DEVICE_LOST, True
+        if not self._memory.device:  # it may have failed a moment ago, and nobody has noticed yet
+            return PassReason.DEVICE_LOST, any(other.lost for other in self._slots.values())
         if bar is not None and now < bar.until:
             return bar.reason, False
         if make_room(self._standings(now), self._memory.budget, slot.id) is None:
@@ -287,8 +287,9 @@ class Dance:
         slot = self._slots.get(model)
         if slot is None:
             raise NoDeviceError(f"{model} is not for a GPU: it was loaded on the CPU; GET /slots says why")
-        if slot.lost or self._fallbacks.recovers:
-            raise DeviceLostError(f"{model} cannot come to the device: {slot.lost or 'it is lost'}")
+        if slot.lost or self._fallbacks.recovers or not self._memory.device:
+            reason = slot.lost or self._memory.reason or "it is lost"
+            raise DeviceLostError(f"{model} cannot come to the device: {reason}")
         standings = self._standings(now)
         if make_room(standings, self._memory.budget, model) is None:
             assert slot.seat is not None

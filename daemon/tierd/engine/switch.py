@@ -220,8 +220,10 @@ class Switch:
                     slot.marks = seat.save()
                 seat.restore(slot.marks)
                 done.placed[slot] = seat.rearm()
-            except TierdError as error:
-                log.warning("model=%s is not back on the device: %s", slot.id, error)
+            except Exception as error:
+                log.warning(
+                    "model=%s is not back on the device: %s: %s", slot.id, type(error).__name__, error
+                )
                 if seat.state == "restored":
                     slot.marks = seat.save()
 
