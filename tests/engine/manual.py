@@ -198,6 +198,11 @@ class ManualLoop(loop.Loop):
         return self._deadline
 
     @property
+    def unloads(self) -> set[str]:
+        """Models that go."""
+        return set(self._unloads)
+
+    @property
     def dance(self) -> Dance:
         """Who is on the device."""
         return self._dance

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from engine.device_drive import text
 from engine.device_slot import NullFallback
 from engine.harness import model
@@ -15,15 +17,18 @@ from engine.manual import Board, BoardExecutor, Clock, ManualLoop
 from engine.null_slot import request
 from engine.null_stage import NullStage, seated_slot
 from tierd.core import FailedEvent, FinishedEvent, PassReason
-from tierd.engine.messages import Activate, Message, Unload
-from tierd.errors import DeviceLostError, DeviceMemoryError, TierdError, UnavailableError
+from tierd.engine.messages import Activate, Load, Message, Taken, Unload
+from tierd.errors import DeviceLostError, DeviceMemoryError, QueueFullError, TierdError, UnavailableError
 from tierd.kv.bank import Bank
-from tierd.settings import ModelSettings, QueueSettings, Settings, SwitchSettings
+from tierd.settings import ModelSettings, QueueSettings, ServerSettings, Settings, SwitchSettings
 from tierd.slot import Slot
 from tierd.tier.status import TierStatus
 
 PROMPT = b"a prompt that is long enough to be waited for"
 AT_ONCE = SwitchSettings(min_hold_s=0.0, max_wait_s=0.0)
+SOON = SwitchSettings(min_hold_s=2.0, max_wait_s=0.0)
+TO_THE_CPU = SwitchSettings(min_hold_s=0.0, max_wait_s=0.0, resume="cpu")
+PATIENT = SwitchSettings(min_hold_s=600.0, max_wait_s=600.0)
 BUDGET = 10
 
 
@@ -38,18 +43,27 @@ class Played:
         pinned: str = "",
         switch: SwitchSettings = AT_ONCE,
         timeout_s: float = 0.0,
+        capacity: int = 64,
+        backlog: int = 1000,
         bank: int = 1 << 20,
         tries: int = 3,
         refusal: str = "",
         **options: Any,
     ) -> None:
-        """tries, refusal: see NullFallback. options: of `seated_slot`."""
+        """timeout_s, capacity: see QueueSettings. backlog: see ServerSettings; clients read nothing.
+
+        tries, refusal: see NullFallback. options: of `seated_slot`.
+        """
         self.bank, self.stage, self.clock, self.board = Bank(bank), NullStage(BUDGET), Clock(), Board()
         self.sizes, self.pinned, self.options = sizes or {}, pinned, options
         self.tries, self.refusal = tries, refusal
         self.slots: dict[str, Slot] = {}
         self.loop = ManualLoop(
-            Settings(queue=QueueSettings(timeout_s=timeout_s), switch=switch),
+            Settings(
+                queue=QueueSettings(timeout_s=timeout_s, capacity=capacity),
+                server=ServerSettings(reader_backlog=backlog),
+                switch=switch,
+            ),
             self.bank,
             clock=self.clock,
             open_slot=self.open,
@@ -234,3 +248,146 @@ def test_a_switch_ends_though_nobody_can_be_put_back() -> None:
         it.end()
         for id in "ab":
             it.said(id)
+
+
+def test_nobody_waits_in_the_queue_in_vain_for_a_model_that_is_away() -> None:
+    """Its time there begins when the model is back."""
+    with played(switch=PATIENT, timeout_s=5.0) as it:
+        it.ask("a", "a", tokens=12)
+        for i in range(4):
+            it.ask(f"b{i}", "b", tokens=4)
+        it.clock.now += 300.0
+        it.loop.turn()
+        assert it.loop.live == {"a", "b0", "b1", "b2", "b3"}
+        it.until(lambda: it.slots["b"].serves, "gpu")
+        assert it.loop.due == it.clock.now + 5.0
+        it.end()
+        it.said("a", tokens=12)
+        for i in range(4):
+            it.said(f"b{i}", tokens=4)
+
+
+def test_a_queue_is_as_long_while_its_model_is_away() -> None:
+    with played(switch=PATIENT, capacity=2) as it:
+        it.ask("a", "a")
+        for i in range(6):
+            it.ask(f"b{i}", "b")
+        assert isinstance(it.failed("b5"), QueueFullError)
+        it.end()
+        for i in range(5):
+            it.said(f"b{i}")
+
+
+def test_streams_whose_clients_do_not_read_hold_no_device() -> None:
+    with played(switch=PATIENT, backlog=4, positions=128) as it:
+        it.ask("slow", "a", tokens=40)
+        it.until(lambda: it.slots["a"].running[0].paused and not it.slots["a"].steps, "gpu")
+        it.ask("b", "b", tokens=2)
+        it.until(lambda: bool(it.loop.mail.terminals().get("b")), "gpu")
+        it.said("b", tokens=2)
+        assert it.slots["a"].returning[0].paused
+        assert not it.slots["a"].serves
+        it.tell(Taken("slow", 1000))
+        it.end()
+        it.said("slow", tokens=40)
+        assert it.stage.armed == ["a", "b", "a"]
+
+
+def test_requests_that_come_during_a_switch_are_served_in_one_stay() -> None:
+    with played(switch=SOON) as it:
+        it.ask("b0", "b")
+        assert it.loop.dance.switch is not None
+        for i in range(1, 4):
+            it.ask(f"b{i}", "b")
+            it.ask(f"a{i}", "a")
+        it.end()
+        for i in range(1, 4):
+            it.said(f"b{i}")
+            it.said(f"a{i}")
+        assert it.stage.armed == ["a", "b", "a"]
+        assert not it.passes()
+
+
+def test_a_stream_that_went_on_at_the_cpu_comes_back_when_the_device_has_room() -> None:
+    with played(switch=TO_THE_CPU, positions=128) as it:
+        it.ask("a", "a", tokens=60)
+        it.until(lambda: it.slots["a"].running[0].generated > 3, "gpu")
+        it.ask("b", "b")
+        it.until(lambda: bool(it.loop.mail.terminals().get("b")), "gpu", "cpu")
+        assert it.passes() == {PassReason.AWAY}
+        it.until(lambda: bool(it.slots["a"].running), "gpu", "cpu")
+        it.end()
+        it.said("a", tokens=60)
+        it.said("b")
+        assert it.stage.armed == ["a", "b", "a"]
+
+
+def test_streams_that_cannot_go_on_at_the_cpu_wait_for_the_device() -> None:
+    with played(switch=TO_THE_CPU, refusal="it must not") as it:
+        it.ask("a", "a", tokens=12)
+        it.until(lambda: it.slots["a"].running[0].generated > 3, "gpu")
+        it.ask("b", "b")
+        it.end()
+        it.said("a", tokens=12)
+        it.said("b")
+        assert not it.passes()
+
+
+@pytest.mark.parametrize("limit_s", [None, 0.0])
+@pytest.mark.parametrize("phase", ["pause", "hydrate", ""])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_model_is_unloaded_in_the_middle_of_a_switch(name: str, phase: str, limit_s: float | None) -> None:
+    with played() as it:
+        it.ask("a", "a", tokens=12)
+        it.until(lambda: it.slots["a"].running[0].generated > 3, "gpu")
+        it.ask("b", "b")
+        switch = it.loop.dance.switch
+        assert switch is not None
+        it.until(lambda: switch.phase == phase, "gpu", workers=False)
+        unloaded: Future[None] = Future()
+        it.tell(Unload(name, None if limit_s is None else it.clock.now + limit_s, unloaded))
+        for id in "ab":
+            if id == name and limit_s is not None:
+                assert isinstance(it.failed(id), UnavailableError)
+        it.end()
+        for id in "ab":
+            if id != name or limit_s is None:
+                it.said(id, tokens=12 if id == "a" else 8)
+        assert unloaded.done()
+        assert set(it.loop.snapshot.models) == {"a", "b"} - {name}
+
+
+def test_a_load_that_fails_gives_the_device_back_to_the_streams_that_were_there() -> None:
+    with played("a") as it:
+        it.ask("a", "a", tokens=12)
+        it.until(lambda: it.slots["a"].running[0].generated > 3, "gpu")
+        loaded: Future[Any] = Future()
+        it.stage.broken = [DeviceMemoryError("in pieces")]
+        it.tell(Load(it.settings_of("b"), loaded, activate=True))
+        it.until(lambda: it.loop.dance.switch is not None, "gpu")
+        it.end()
+        assert isinstance(loaded.exception(), DeviceMemoryError)
+        it.said("a", tokens=12)
+        assert not it.passes()
+        assert it.stage.reservations.held == {"a": BUDGET}
+        assert list(it.loop.catalogue.entries) == ["a"]
+
+
+def test_the_youngest_keeps_its_tokens_alone_where_the_bank_is_too_small() -> None:
+    with played(switch=SOON, bank=8 * 80, positions=128) as it:
+        it.ask("old", "a", tokens=30)
+        it.clock.now += 1.0
+        it.ask("young", "a", PROMPT[::-1], tokens=30)
+        it.until(lambda: [s.generated > 3 for s in it.slots["a"].running] == [True, True], "gpu")
+        it.clock.now += 1.0
+        it.ask("b", "b")
+        it.until(lambda: len(it.slots["a"].returning) == 2, "gpu")
+        old, young = it.slots["a"].returning
+        assert (old.request.id, young.request.id) == ("old", "young")
+        assert old.saved is not None
+        assert old.saved.positions > len(PROMPT)
+        assert young.saved is None
+        it.end()
+        it.said("old", tokens=30)
+        it.said("young", PROMPT[::-1], tokens=30)
+        assert not it.passes()

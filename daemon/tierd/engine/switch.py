@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -143,6 +144,8 @@ class Switch:
         if held or not all(map(_is_quiet, self.outgoing)):
             return any(slot.move is None and slot.home.moves for slot in self.outgoing)
         self._leave_phase()
+        for slot in self.outgoing:  # those without rows were there first
+            slot.returning = deque(sorted(slot.returning, key=lambda sequence: sequence.submitted))
         for slot in self._slots:
             slot.handed = True
         # A daemon: a hung driver must not keep the process from ending.
