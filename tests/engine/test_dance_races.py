@@ -391,3 +391,16 @@ def test_the_youngest_keeps_its_tokens_alone_where_the_bank_is_too_small() -> No
         it.said("old", tokens=30)
         it.said("young", PROMPT[::-1], tokens=30)
         assert not it.passes()
+
+
+def test_the_next_switch_begins_as_soon_as_one_has_ended() -> None:
+    with played(switch=SwitchSettings(min_hold_s=0.0, max_wait_s=0.0, idle_s=5.0)) as it:
+        it.clock.now += 5.0
+        it.loop.turn()
+        assert it.loop.dance.switch is not None
+        activated: Future[Any] = Future()
+        it.tell(Activate("b", activated))
+        it.loop.workers.popleft()()
+        it.loop.turn()
+        assert it.loop.dance.switch is not None
+        it.until(activated.done)

@@ -149,6 +149,7 @@ class Dance:
             changed = self._look(now) | self.switch.advance()
             if self.switch.ended:
                 self._settle(self.switch)
+                return True  # the next one may begin
             return changed
         if self._stopped:
             return False
