@@ -269,9 +269,8 @@ def main() -> int:
     measured = {tier: measure(options, models, device=tier == "device") for tier in options.tiers}
     files = [record.describe(MODELS[name].title, path) | {"id": name} for name, path in models.items()]
     result, path = record.write(options.results, started, amounts, {"tiers": measured, "files": files})
-    for table in (RETURNS, PHASES, CALLS):
-        print(table.plain(result))
-        print()
+    for table in (RETURNS, PHASES, CALLS) if "device" in measured else (RETURNS, CALLS):
+        print(f"{table.plain(result)}\n")
     print(f"written to {path}")
     return judge(measured)
 
