@@ -404,3 +404,25 @@ def test_the_next_switch_begins_as_soon_as_one_has_ended() -> None:
         it.loop.turn()
         assert it.loop.dance.switch is not None
         it.until(activated.done)
+
+
+def test_a_device_that_has_failed_while_nobody_was_there_is_tried_again() -> None:
+    idle = SwitchSettings(min_hold_s=0.0, max_wait_s=0.0, idle_s=5.0)
+    with played(switch=idle, refusal="it must not") as it:
+
+        def fail_while_nobody_is_there() -> None:
+            it.clock.now += 5.0
+            it.loop.turn()
+            it.until(lambda: it.loop.dance.switch is None)
+            assert not it.stage.reservations.held
+            it.board.abandoned = True
+
+        fail_while_nobody_is_there()
+        it.ask("b", "b")
+        it.end()
+        it.said("b")
+        fail_while_nobody_is_there()
+        activated: Future[Any] = Future()
+        it.tell(Activate("a", activated))
+        assert isinstance(activated.exception(), DeviceLostError)
+        it.until(lambda: it.slots["a"].serves)

@@ -182,6 +182,7 @@ class Dance:
             before, lasts = slot.barred, False
             slot.barred = None
             if slot.occupied or slot.waiting:
+                self._notice_loss(slot)
                 slot.barred, lasts = self._obstacle(slot, now)
             changed |= slot.barred != before
             if slot.barred is not None and lasts and slot.stranded:
@@ -191,12 +192,18 @@ class Dance:
                 changed = True
         return changed
 
+    def _notice_loss(self, slot: Slot) -> None:
+        """Have a device tried again that has failed while nobody was there who would notice."""
+        known = self._fallbacks.recovers or any(other.lost for other in self._slots.values())
+        if self.switch is None and not known and not self._memory.device:
+            self._fallbacks.miss(slot, DeviceLostError(self._memory.reason or "it is lost"))
+
     def _obstacle(self, slot: Slot, now: float) -> tuple[PassReason | None, bool]:
         """Say why a slot that is away cannot come, None if it can; and whether time alone changes nothing."""
         bar = self._bars.get(slot)
         if self._fallbacks.recovers:
             return PassReason.DEVICE_LOST, False
-        if not self._memory.device:  # it may have failed a moment ago, and nobody has noticed yet
+        if not self._memory.device:  # where nobody has noticed yet, the switch will
             return PassReason.DEVICE_LOST, any(other.lost for other in self._slots.values())
         if bar is not None and now < bar.until:
             return bar.reason, False
@@ -289,6 +296,7 @@ class Dance:
         if slot is None:
             raise NoDeviceError(f"{model} is not for a GPU: it was loaded on the CPU; GET /slots says why")
         if slot.lost or self._fallbacks.recovers or not self._memory.device:
+            self._notice_loss(slot)
             reason = slot.lost or self._memory.reason or "it is lost"
             raise DeviceLostError(f"{model} cannot come to the device: {reason}")
         standings = self._standings(now)
