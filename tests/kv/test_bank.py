@@ -85,7 +85,7 @@ def test_only_what_is_kept_is_found() -> None:
 
 def test_the_longest_opening_is_found() -> None:
     bank = Bank(100 * POSITION)
-    short, long, longer = put(bank, [1, 2]), put(bank, [1, 2, 3, 4]), put(bank, [1, 2, 3, 4, 5], live=True)
+    longer, long, short = put(bank, [1, 2, 3, 4, 5], live=True), put(bank, [1, 2, 3, 4]), put(bank, [1, 2])
     assert bank.find("m", "host", [1, 2, 9]) == (short, 2)
     assert bank.find("m", "host", [1, 2, 3, 9]) == (long, 3)
     assert bank.find("m", "host", [1, 2, 3, 4, 5, 6]) == (longer, 5)
@@ -96,10 +96,26 @@ def test_the_longest_opening_is_found() -> None:
 
 def test_of_equals_the_one_used_last_is_found() -> None:
     bank = Bank(100 * POSITION)
-    first, second = put(bank, [1, 2]), put(bank, [1, 2])
+    first, second = put(bank, [1, 2], live=True), put(bank, [1, 2])
     assert bank.find("m", "host", [1, 2]) == (second, 2)
     bank.touch(first)
     assert bank.find("m", "host", [1, 2]) == (first, 2)
+
+
+def test_whoever_has_rows_of_an_opening_alone_goes_once_another_has_more() -> None:
+    bank = Bank(100 * POSITION)
+    opening, same, pinned = put(bank, [1]), put(bank, [1, 2]), put(bank, [1, 2, 3], live=True)
+    assert (opening.dropped, bank.entries) == (True, (pinned,))
+    assert same.dropped
+    others = put(bank, [1, 3]), put(bank, [1], model="n"), put(bank, [1], origin="vulkan")
+    bank.pin(pinned)
+    bank.parked(pinned)
+    more = put(bank, [1, 2, 3, 4])
+    assert set(bank.entries) == {pinned, *others, more}
+    bank.unpin(pinned)
+    most = put(bank, [1, 2, 3, 4, 5])
+    assert set(bank.entries) == {*others, most}
+    assert (bank.dropped, bank.used) == (0, sum(entry.bytes for entry in bank.entries))
 
 
 def test_rows_of_another_model_or_origin_are_not_found() -> None:

@@ -413,7 +413,7 @@ class RowsMachine(RuleBasedStateMachine):
                 stream.fed = 0  # it keeps only its tokens
                 continue
             books.device.read(region, stream.entry, 0, stream.fed)
-            self.bank.keep(stream.entry, stream.tokens[: stream.fed])
+            self.supersede(stream.entry, stream.tokens[: stream.fed])
         for claim in list(books.claims):
             entry = self.open(model, len(books.claims[claim]))
             if entry is not None:
@@ -495,8 +495,21 @@ class RowsMachine(RuleBasedStateMachine):
         return told
 
     def keep(self, entry: Banked, tokens: list[int]) -> None:
-        self.bank.keep(entry, tokens)
+        self.supersede(entry, tokens)
         self.kept[entry] = tokens
+
+    def supersede(self, entry: Banked, tokens: list[int]) -> None:
+        """Let an entry be found; those go that have an opening of its tokens, unless somebody reads them."""
+        going = [
+            other
+            for other, held in self.kept.items()
+            if other.model == entry.model and not other.pins and tokens[: len(held)] == held
+        ]
+        self.bank.keep(entry, tokens)
+        for other in going:
+            assert other.dropped
+            del self.kept[other]
+            self.seen["superseded"] += 1
 
     def spend(self, books: Books, claim: Claim) -> None:
         del books.claims[claim]
@@ -668,7 +681,7 @@ class FilesMachine(RowsMachine):
         self.folder.cleanup()
 
 
-USUAL = {"adopted", "forked", "no room", "switched", "came from the bank"}
+USUAL = {"adopted", "forked", "no room", "switched", "came from the bank", "superseded"}
 SELDOM = {"evicted", "overtaken", "came home"}
 
 

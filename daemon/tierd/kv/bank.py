@@ -81,8 +81,9 @@ class Bank:
     def keep(self, entry: Banked, tokens: Tokens) -> None:
         """Note that an entry has the rows of these tokens: it can be found and, unless live, dropped.
 
-        They change no more. ValueError without tokens, with more than it has positions, and for an entry that
-        is closed or kept already.
+        They change no more. Parked entries that have nothing but rows of an opening of them go: nobody needs
+        those any more. ValueError without tokens, with more than it has positions, and for an entry that is
+        closed or kept already.
         """
         self._refuse_closed(entry)
         if entry.kept:
@@ -90,6 +91,8 @@ class Bank:
         if not 0 < len(tokens) <= entry.positions:
             raise ValueError(f"cannot keep {len(tokens)} tokens in {entry.positions} positions")
         entry.packed = pack(tokens)
+        for other in [other for other in self._entries if _has_more(entry, other)]:
+            self._remove(other)
         self._go_on()
 
     def parked(self, entry: Banked) -> None:
@@ -346,6 +349,18 @@ class Bank:
         self._spill.remove(entry.path)
         self.spilled -= entry.file_bytes
         entry.path, entry.file_bytes = None, 0
+
+
+def _has_more(entry: Banked, other: Banked) -> bool:
+    """Whether an entry has all that another has, which nobody holds on to."""
+    assert entry.packed is not None
+    return (
+        other is not entry
+        and other.droppable
+        and other.packed is not None
+        and (other.model, other.origin) == (entry.model, entry.origin)
+        and entry.packed.startswith(other.packed)
+    )
 
 
 def _job(spill: Spill, entry: Banked, path: Path, layers: list[Rows], *, reads: bool) -> SpillJob:

@@ -17,7 +17,8 @@ class Banked:
     layers: for each row store, shape (positions, its row's bytes); memory is touched as it is written. Empty
     while the rows are in a file only, or are being fetched from there.
     live: a stream will need it again. pins: who reads its rows. closing: it goes with the last of them.
-    dropped: it had to make room, or was closed, or could not be fetched (`damaged`): its rows are gone.
+    dropped: it had to make room, or was closed, or could not be fetched (`damaged`), or another has its rows
+    and more: its own are gone.
     incoming: where `layers` are being fetched to. waiting: who is called then.
     path, file_bytes: of its file, once that is complete.
     unwritable: there will be none, at least until it is used again.
