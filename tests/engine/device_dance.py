@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from engine import harness
 from engine.device_live import Served, serving
-from engine.harness import PATIENCE
 from tierd.core import (
     FinishedEvent,
     FinishReason,
@@ -133,7 +133,7 @@ def undisturbed(
 ) -> Undisturbed:
     """Let models talk, one after another. options: see `serving`."""
     models = tuple(models)
-    with serving(*models, bank=BANK, **options) as served:
+    with serving(*models, **{"bank": BANK, **options}) as served:
         talks = Talks(served)
         for model in models:
             for stage in stages:
@@ -188,7 +188,9 @@ class Pace:
         """Let so many steps begin; wait until they have."""
         self._let(count)
         with self._changed:
-            assert self._changed.wait_for(lambda: self._left == 0, PATIENCE), "there are no more steps"
+            assert self._changed.wait_for(lambda: self._left == 0, harness.PATIENCE), (
+                "there are no more steps"
+            )
 
     def _let(self, left: int | None) -> None:
         with self._changed:
@@ -207,7 +209,7 @@ class Dance:
 
     def force(self, model: str) -> None:
         """Bring a model to the device, whatever runs."""
-        self.seconds.append(self.served.harness.engine.activate(model).result(PATIENCE))
+        self.seconds.append(self.served.harness.engine.activate(model).result(harness.PATIENCE))
         self.served.harness.snapshot_when(lambda snapshot: snapshot.switch is None)
         assert self.on == model
 
@@ -222,6 +224,19 @@ class Dance:
         (there,) = (model for model, seat in seats.items() if seat == "on")
         assert set(seats.values()) <= {"on", "away"}, seats
         return there
+
+    @property
+    def other(self) -> str:
+        """The one of two models that is away."""
+        (other,) = self.snapshot.models.keys() - {self.on}
+        return other
+
+    def play_both(self, asks: Iterable[Ask]) -> None:
+        """Play requests, those of each model while it is there; the other one is there then."""
+        asks = tuple(asks)
+        self.talks.play(of(self.on, asks))
+        self.force(self.other)
+        self.talks.play(of(self.on, asks))
 
     def live(self, model: str) -> int:
         """Return how many streams of a model have said something and are not through."""
@@ -252,7 +267,7 @@ def dancing(*models: ModelSettings, room: int, switch: SwitchSettings, **options
     """
     with (
         pytest.MonkeyPatch.context() as patch,
-        serving(*models, vram_limit=room, switch=switch, bank=BANK, **options) as served,
+        serving(*models, vram_limit=room, switch=switch, **{"bank": BANK, **options}) as served,
         Pace().kept(served) as pace,
     ):
         patch.setattr(dance, "_HOLD", 0.0)
