@@ -117,6 +117,7 @@ class Played:
             if workers and self.loop.workers:
                 self.loop.workers.popleft()()
                 worked.append(True)
+            worked.append(self.loop.due is not None and self.loop.due <= self.clock.now)
             self.loop.turn()
             assert any(worked), "nothing is left to do"
 
@@ -413,7 +414,7 @@ def test_a_device_that_has_failed_while_nobody_was_there_is_tried_again() -> Non
         def fail_while_nobody_is_there() -> None:
             it.clock.now += 5.0
             it.loop.turn()
-            it.until(lambda: it.loop.dance.switch is None)
+            it.until(lambda: it.loop.dance.switch is None, "gpu")
             assert not it.stage.reservations.held
             it.board.abandoned = True
 

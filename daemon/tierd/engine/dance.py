@@ -230,7 +230,7 @@ class Dance:
             bytes=max(seat.bytes, self._all_but_pinned) if slot in self._alone else seat.bytes,
             on=slot.serves,
             pinned=slot.settings.pin,
-            arrived=self._arrived[slot],
+            arrived=max(self._arrived[slot], slot.back),  # it comes back from a fault without a switch
             busy=slot.serves and (_is_busy(slot) or now < self._kept.get(slot, 0.0)),
             used=self._used[slot],
             asked=self._asked.get(slot),
