@@ -17,6 +17,7 @@ from engine.null_stage import NullStage, seated_slot
 from live import LONG_WAIT_S, Gate, Live, error_of, serve, wait_until
 from live_admin import body
 from tierd.errors import DeviceLostError, DeviceMemoryError
+from tierd.http import sse
 from tierd.http.listeners import listen_at
 from tierd.kv.bank import Bank
 from tierd.settings import ModelSettings, SwitchSettings
@@ -128,6 +129,21 @@ def test_streams_wait_and_go_on_through_a_switch(house: House) -> None:
         returns = body(house.post("/models/activate?wait=true", model="a"))
         assert returns["state"] == "done"
         assert stream.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_stream_is_kept_alive_while_it_waits_for_its_model(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.02)
+    with closing(house.begin("a")):
+        wait_until(lambda: house.live.engine.snapshot.models["a"].running == 1)
+        wanted = {"model": "b", "prompt": [1, 2, 3], "max_tokens": 2, "stream": True}
+        with closing(house.live.send("/v1/completions", wanted)) as stream, stream.makefile("rb") as answer:
+            assert answer.readline().startswith(b"HTTP/1.1 200 ")
+            assert any(line == b": keep-alive\n" for line in answer)
+            assert house.seats() == {"a": "on", "b": "away"}
+            house.gate.open()
+            assert any(line == b"data: [DONE]\n" for line in answer)
 
 
 def test_a_switch_is_seen_while_it_goes_on(house: House) -> None:

@@ -45,9 +45,9 @@ class Choices:
         return not self._open
 
     @property
-    def started(self) -> bool:
-        """Whether all choices have left the queue."""
-        return all(exchange.started for exchange in self._exchanges)
+    def under_way(self) -> bool:
+        """Whether all choices have left the queue, or wait for their model to come to its device."""
+        return all(exchange.started or exchange.away for exchange in self._exchanges)
 
     def cut_slow(self, cut: Callable[[], None]) -> None:
         """Call `cut` to close the connection when its client does not read; see Mailbox.cut_slow."""

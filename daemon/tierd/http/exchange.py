@@ -52,6 +52,12 @@ class Exchange:
         if not self._ended:
             self._engine.cancel(self._request.id)
 
+    @property
+    def away(self) -> bool:
+        """Whether its model is away from its device: then no time limit of the queue runs."""
+        model = self._engine.snapshot.models.get(self._request.model)
+        return model is not None and model.seat in ("leaving", "away", "arriving")
+
     def remind(self, seconds: float) -> None:
         """Let `take` return an empty list now and then while nothing comes; see Mailbox.remind."""
         self._mailbox.remind(seconds)

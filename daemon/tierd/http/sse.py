@@ -169,7 +169,8 @@ class EventStream(Response):
     """Runs a request's choices and sends their events as they come, one write for all that came together.
 
     It begins with the first text, so that what fails before has a status of its own, or with the first
-    keep-alive after the request has left the queue. What fails later is the error boundary's to frame.
+    keep-alive after the request has left the queue, or while its model is away from its device. What fails
+    later is the error boundary's to frame.
     """
 
     def __init__(self, choices: Choices, frames: Frames) -> None:
@@ -182,7 +183,7 @@ class EventStream(Response):
             choices.remind(KEEP_ALIVE_S)
             choices.cut_slow(scope["extensions"][ABORT]["abort"])
             news = await choices.take()
-            while not (news or choices.started):
+            while not (news or choices.under_way):
                 news = await choices.take()
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             body = self.frames.first
