@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -122,6 +123,25 @@ def test_streams_pause_and_go_on_where_they_were() -> None:
         for i in range(4):
             said(harness, f"a{i}", b"talk %d" % i, 30)
         assert passes(harness, "a") == {}
+
+
+def test_a_stream_that_leaves_again_and_again_takes_one_place_in_the_bank() -> None:
+    gate = Gate()
+    with dancing(A, B, gates={"a": gate}, switch=PATIENT) as (harness, _):
+        harness.engine.submit(request("a", b"talk", 40, model="a"))
+        for _ in range(3):
+            gate.wait()
+            gate.let()
+            left = harness.engine.activate("b")
+            while not left.done():
+                gate.let()
+                wait([left], 0.02)
+            left.result()
+            harness.engine.activate("a").result(PATIENCE)
+        snapshot = harness.snapshot_when(lambda snapshot: snapshot.bank.entries <= 1)
+        assert (snapshot.bank.entries, snapshot.bank.dropped) == (1, 0)
+        gate.let(200)
+        said(harness, "a", b"talk", 40)
 
 
 def test_what_a_prompt_was_fed_before_a_switch_counts_as_fed() -> None:
