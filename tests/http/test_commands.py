@@ -137,6 +137,10 @@ def test_a_model_is_unloaded_and_loaded_again_by_its_name(house: House) -> None:
     assert error_of(refused)["message"] == (
         "the model 'two' is not loaded, an administrator can load it; models served: one"
     )
+    for path in ("/models/activate", "/models/unload"):
+        refused = house.post(path, {"model": "two"})
+        assert (refused.status_code, error_of(refused)["code"]) == (404, "model_not_found")
+        assert error_of(refused)["message"] == "the model 'two' is not loaded; load it first"
     for path in ("/v1/models/two", "/v1/models/three"):
         assert house.server.live.get(path).status_code == 404
     assert house.server.live.refusal("/tokenize", {"model": "two", "content": "a"})[0] == 404
@@ -451,3 +455,11 @@ def test_how_operations_end_is_logged(house: House, caplog: pytest.LogCaptureFix
     assert " model=- done in " in done.getMessage()
     assert " model=x failed after " in failed.getMessage()
     assert "/nowhere/x.gguf cannot be opened" in failed.getMessage()
+
+
+def test_a_name_with_a_new_line_stays_on_one(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "tierd.http.commands"):
+        view = house.follow(house.post("/models/load", {"path": "/nowhere/x\ny.gguf", "id": "x"}))
+    assert view["error"].startswith("x: /nowhere/x y.gguf cannot be opened")
+    (failed,) = caplog.records
+    assert view["error"] in failed.getMessage()

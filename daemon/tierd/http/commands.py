@@ -18,9 +18,10 @@ from starlette.routing import Route
 
 from tierd.engine import CatalogueEntry, Engine
 from tierd.engine.operation import DONE, Operation, OperationView
-from tierd.errors import ConflictError, InvalidRequestError
+from tierd.errors import ConflictError, InvalidRequestError, ModelNotFoundError
 from tierd.http.aside import aside
 from tierd.http.body import read_body
+from tierd.http.errors import one_line
 from tierd.http.operations import Operations, answer, patience
 from tierd.http.responses import json_response
 from tierd.http.roster import Roster
@@ -159,8 +160,12 @@ class CommandRoutes:
 
     def _check_loaded(self, model: str) -> None:
         """Raise ModelNotFoundError or UnavailableError where a model is not there."""
-        if model not in self._engine.snapshot.models:
-            self._roster.resolve(self._engine.catalogue, model)
+        if model in self._engine.snapshot.models:
+            return
+        catalogue = self._engine.catalogue
+        if model in self._roster.unloaded(catalogue):
+            raise ModelNotFoundError(f"the model {model!r} is not loaded; load it first", param="model")
+        self._roster.resolve(catalogue, model)
 
 
 def _note(view: OperationView) -> None:
@@ -170,4 +175,4 @@ def _note(view: OperationView) -> None:
         phases = " ".join(f"{phase.name}={phase.seconds:.3f}" for phase in view.phases)
         log.info("%s done in %.3f s %s", about, view.seconds, phases)
     else:
-        log.warning("%s failed after %.3f s: %s", about, view.seconds, view.error)
+        log.warning("%s failed after %.3f s: %s", about, view.seconds, one_line(view.error))

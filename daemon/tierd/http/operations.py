@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from tierd.engine.operation import DONE, RUNNING, Operation, OperationView
 from tierd.errors import InvalidRequestError, OperationNotFoundError
-from tierd.http.errors import code_of, describe
+from tierd.http.errors import code_of, describe, one_line
 from tierd.http.responses import json_response
 from tierd.http.sse import HEADERS, KEEP_ALIVE, KEEP_ALIVE_S, frame
 
@@ -38,7 +38,8 @@ class OperationStatus(OperationView, frozen=True, kw_only=True):
         """Return how an operation stands now."""
         view, failure = operation.view, operation.failure
         code = None if failure is None else code_of(failure)
-        return cls(**msgspec.structs.asdict(view), code=code or "")
+        told = msgspec.structs.asdict(view) | {"error": one_line(view.error), "code": code or ""}
+        return cls(**told)
 
 
 class Operations:
