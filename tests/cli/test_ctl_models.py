@@ -86,6 +86,14 @@ def test_a_file_that_is_no_model(daemon: Daemon, ctl: Run, tmp_path: Path) -> No
     assert error.count("\n") == 1
 
 
+def test_a_file_that_is_not_there_is_named_as_it_was_meant(
+    daemon: Daemon, ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, error = ctl("load", "./x.gguf")
+    assert (code, error.startswith(f"tierd: x: {tmp_path}/x.gguf cannot be opened")) == (4, True)
+
+
 def test_a_wrong_setting(daemon: Daemon, ctl: Run) -> None:
     assert ctl("load", "x.gguf", "--context", "-1") == (2, [], "tierd: context must be 0 or more, not -1\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,4 +52,5 @@ def load_body(client: Client, model: str, wanted: Mapping[str, Any]) -> dict[str
 
 def _file(client: Client, name: str) -> str:
     """Return a file as the daemon is to look it up: by its whole path where both see it."""
-    return str(Path(name).absolute()) if client.local and Path(name).exists() else name
+    here = client.local and (name.startswith(("./", "../")) or os.path.exists(name))
+    return str(Path(name).absolute()) if here else name
