@@ -427,3 +427,33 @@ def test_a_device_that_has_failed_while_nobody_was_there_is_tried_again() -> Non
         it.tell(Activate("a", activated))
         assert isinstance(activated.exception(), DeviceLostError)
         it.until(lambda: it.slots["a"].serves)
+
+
+def test_a_lost_device_is_tried_again_though_who_lost_it_was_unloaded() -> None:
+    with played(refusal="it must not") as it:
+        fallback = it.slots["a"].fallback
+        assert isinstance(fallback, NullFallback)
+        fallback.delay_s = 5.0
+        it.ask("a", "a")
+        it.board.armed["step"] = DeviceLostError("lost")
+        it.until(lambda: bool(it.slots["a"].lost), "gpu")
+        it.tell(Unload("a", it.clock.now, Future()))
+        it.ask("b", "b")
+        it.until(lambda: not it.loop.workers)
+        it.end()
+        it.said("b")
+
+
+def test_a_switch_during_which_the_device_is_lost_has_failed() -> None:
+    with played(switch=SwitchSettings(min_hold_s=600.0, max_wait_s=600.0)) as it:
+        it.ask("b", "b")
+        it.until(lambda: bool(it.slots["b"].running), "gpu")
+        it.tell(Activate("a", Future()))
+        it.until(lambda: it.slots["a"].serves, "gpu")
+        activated: Future[Any] = Future()
+        it.tell(Activate("b", activated))
+        it.board.armed["in"] = DeviceLostError("lost")
+        it.until(activated.done, "gpu")
+        assert isinstance(activated.exception(), DeviceLostError)
+        it.end()
+        it.said("b")

@@ -163,8 +163,11 @@ class Switch:
         )
 
     def _end(self) -> None:
-        if self.incoming is not None and self.error is None and not self.incoming.lost:
-            _seat(self.incoming).settle()
+        if self.incoming is not None and self.error is None:
+            if self.incoming.lost:
+                self.error = DeviceLostError("the device was lost while streams went home")
+            else:
+                _seat(self.incoming).settle()
         self._leave_phase()
         self.ended = True
 

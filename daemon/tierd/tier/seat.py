@@ -147,8 +147,8 @@ class DeviceSeat(Generic[M]):
         """Put the model on the device; it is ARMED then, or RESTORED still where that fails.
 
         OrderError while another is marked to leave and has not dropped, and where the seat is given up
-        meanwhile. DeviceMemoryError where it does not
-        fit beside those that are there; DeviceError, and UnsupportedModelError, as the stage has it.
+        meanwhile. DeviceMemoryError where it does not fit beside those that are there; DeviceError, and
+        UnsupportedModelError, as the stage has it.
         """
         self._go("rearm", SeatState.RESTORED)
         assert self._marks is not None
