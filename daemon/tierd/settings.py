@@ -27,6 +27,7 @@ GPU_TIERS = ("none", "resident")
 RESUMES = ("device", "cpu")
 LOG_LEVELS = ("info", "warning", "error")
 DAY_S = 86400
+MOST_REGIONS = 1024
 
 # A check answers what is wrong with a value, in words that follow "must", or "" when it is fine.
 Check = Callable[[Any], str]
@@ -239,7 +240,7 @@ class ModelSettings:
     context: int = field(default=0, metadata=_checked(_within(0)))
     ctx_strict: bool = False
     streams: int = field(default=8, metadata=_checked(_within(1, 1024)))
-    regions: int = field(default=0, metadata=_checked(_within(0, 1024)))
+    regions: int = field(default=0, metadata=_checked(_within(0, MOST_REGIONS)))
     resident_prefill_allowed: bool = False
     pin: bool = False
     preload: bool = True

@@ -121,7 +121,7 @@ def test_a_file_that_asks_for_too_much_memory_is_refused(
 def test_what_would_leave_the_machine_without_memory_is_refused_before_it_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tierd.tier.host_site.available_memory", lambda: 64 << 20)
+    monkeypatch.setattr("tierd.tier.host_needs.available_memory", lambda: 64 << 20)
     backend = HostBackend(threads=1)
     settings = Settings(kv=KVSettings(memory_mb=1))
     with pytest.raises(ModelError, match=r"a step of 264 rows need [\d,]+ MiB, but only 64 MiB are free"):

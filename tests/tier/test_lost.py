@@ -16,7 +16,7 @@ from tierd.backends.vkapi.results import DEVICE_LOST
 from tierd.core import Batch, Chunk, PassReason
 from tierd.errors import DeviceLostError, DeviceMemoryError, ModelError, RequiredTierError
 from tierd.slot import Fallback, Seat, Slot
-from tierd.tier import host_site, retries
+from tierd.tier import host_needs, retries
 from tiny import write_llama
 
 STEP = Batch((Chunk((5, 6, 7), start=0, pages=(0,), logit_rows=(2,)),))
@@ -179,10 +179,10 @@ def test_an_understudy_stays_within_the_memory_that_is_free(
 ) -> None:
     tier, _ = tier_of(model(tiny, context=4096))
     slot = tier.open(model(tiny, context=4096))
-    monkeypatch.setattr(host_site, "available_memory", lambda: 1000)
+    monkeypatch.setattr(host_needs, "available_memory", lambda: 1000)
     with pytest.raises(ModelError, match="MiB are free; serve fewer models"):
         fallback_of(slot).understudy(slot)
-    monkeypatch.setattr(host_site, "available_memory", lambda: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(host_needs, "available_memory", lambda: (_ for _ in ()).throw(MemoryError))
     with pytest.raises(ModelError, match="tiny: there is not the memory to load it once more"):
         fallback_of(slot).understudy(slot)
     slot.close()

@@ -30,6 +30,7 @@ from tierd.progress import Progress
 PAGE_POSITIONS = 64
 # Of one value in a step: four as a float, one quantised, and its share of the block's scale and sums.
 _BUFFER_BYTES = 6
+_LOGIT_BYTES = 4
 
 
 def usable_cores() -> int:
@@ -70,16 +71,22 @@ def page_bytes(plan: Plan, codec: KVCodec) -> int:
     return int(lib.hk_page_bytes(spec, len(stores), codec.id))
 
 
-def working_bytes(plan: Plan, file: GGUFFile, max_rows: int) -> int:
-    """Return the bytes of a plan's packed weights, and of the buffers of a step of so many rows."""
+def weight_bytes(plan: Plan, file: GGUFFile) -> int:
+    """Return the bytes of a plan's packed weights."""
     _, lib = library.load()
     total = 0
     for name in {op.weight for op in plan.ops if isinstance(op, Embed | MatMul)}:
         tensor = file.tensors[name]
         total += int(lib.hk_packed_bytes(lib.hk_layout_of(tensor.format.id), *tensor.shape))
+    return total
+
+
+def step_bytes(plan: Plan, max_rows: int, logit_rows: int) -> int:
+    """Return the bytes of the buffers of a step of so many rows, of which so many have their logits read."""
+    _, lib = library.load()
     block = int(lib.HK_BLOCK)
     blocks = sum(-(-width // block) for name, width in plan.buffers.items() if name != plan.logits)
-    return total + max_rows * blocks * block * _BUFFER_BYTES
+    return max_rows * blocks * block * _BUFFER_BYTES + logit_rows * plan.vocabulary * _LOGIT_BYTES
 
 
 def compile_plan(
@@ -117,9 +124,13 @@ class HostBackend:
         """See Backend."""
         return page_bytes(plan, codec)
 
-    def working_bytes(self, plan: Plan, file: GGUFFile, max_rows: int) -> int:
+    def weight_bytes(self, plan: Plan, file: GGUFFile) -> int:
         """See Backend."""
-        return working_bytes(plan, file, max_rows)
+        return weight_bytes(plan, file)
+
+    def step_bytes(self, plan: Plan, max_rows: int, logit_rows: int) -> int:
+        """See Backend."""
+        return step_bytes(plan, max_rows, logit_rows)
 
     def compile(
         self,

@@ -282,8 +282,12 @@ class NullBackend:
         rows = sum(2 * store.heads * codec.row_bytes(store.head_size) for store in stores)
         return rows * self.page_positions
 
-    def working_bytes(self, plan: Plan, file: GGUFFile, max_rows: int) -> int:
+    def weight_bytes(self, plan: Plan, file: GGUFFile) -> int:
         """Return 0: there are no weights."""
+        return 0
+
+    def step_bytes(self, plan: Plan, max_rows: int, logit_rows: int) -> int:
+        """Return 0: what there is goes with its step."""
         return 0
 
     def compile(

@@ -156,8 +156,11 @@ class Backend(Protocol):
     def page_bytes(self, plan: Plan, codec: KVCodec) -> int:
         """Return the bytes of one page, all layers. UnsupportedModelError when the codec does not fit."""
 
-    def working_bytes(self, plan: Plan, file: GGUFFile, max_rows: int) -> int:
-        """Return the bytes that a compiled plan takes, K/V aside: its weights and a step's buffers."""
+    def weight_bytes(self, plan: Plan, file: GGUFFile) -> int:
+        """Return the bytes that a compiled plan's weights take."""
+
+    def step_bytes(self, plan: Plan, max_rows: int, logit_rows: int) -> int:
+        """Return the bytes of a step's buffers. logit_rows: of its rows, those whose logits are read."""
 
     def compile(
         self,

@@ -120,6 +120,15 @@ def available_memory() -> int:
     return min([machine, *(cgroup_memory(group, machine) for group in groups)])
 
 
+def private_memory() -> int:
+    """Return the bytes of memory that this process has written and shares with no other.
+
+    From Private_Dirty of /proc/self/smaps_rollup; see proc(5).
+    """
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:"))
+
+
 def cgroup_memory(group: Path, unlimited: int) -> int:
     """Return the bytes that a cgroup v2 folder still allows, or `unlimited`."""
     try:

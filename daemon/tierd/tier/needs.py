@@ -25,6 +25,11 @@ def shape_of(want: Want, positions: int) -> Shape:
     return Shape(regions=regions, positions=positions, max_rows=want.max_rows, selected=selected)
 
 
+def rows_bytes(want: Want, demand: Demand, positions: int) -> int:
+    """Return the bytes of K and V of all its regions. positions: of a region."""
+    return shape_of(want, 0).regions * region_bytes(demand.stores, KV_CODECS[want.kv_dtype], positions)
+
+
 def need_of(want: Want, plan: Plan, demand: Demand) -> Need:
     """Return what a wanted model needs: weights, regions, and all that steps compute with."""
     codec = KV_CODECS[want.kv_dtype]
@@ -39,7 +44,7 @@ def need_of(want: Want, plan: Plan, demand: Demand) -> Need:
     on_device = roles_on_device(demand.facts.memory_types, demand.facts.heaps)
 
     def bytes_at(positions: int) -> int:
-        rows = regions * region_bytes(demand.stores, codec, positions)
+        rows = rows_bytes(want, demand, positions)
         staged = staged_bytes(demand.stores, codec, positions)
         # What comes and goes counts where the host's memory is the device's.
         by_role = {Role.UPLOAD: staged, Role.READBACK: staged + read_back}

@@ -21,7 +21,7 @@ from tierd.backends.resident.lowering import Lowering
 from tierd.backends.resident.memory import Demand, ModelMemory, Shape
 from tierd.backends.resident.program import Pipelines
 from tierd.backends.resident.shapes import shape_tables
-from tierd.backends.vkapi import Device
+from tierd.backends.vkapi import Device, DeviceFacts
 from tierd.models.formats import KVCodec
 from tierd.models.gguf import GGUFFile
 from tierd.models.plan import Plan
@@ -62,9 +62,7 @@ class ResidentBackend:
 
     def demand(self, plan: Plan, file: GGUFFile, codec: KVCodec) -> Demand:
         """Return what a model needs. Raises UnsupportedModelError for what the device path lacks."""
-        lowering = Lowering(plan, file)
-        regions.check_codec(codec, lowering.stores.values())
-        return Demand(plan, file, lowering, self.device.facts)
+        return demand_of(plan, file, codec, self.device.facts)
 
     def prepare(
         self, plan: Plan, file: GGUFFile, codec: KVCodec, packing: Progress | None = None
@@ -127,6 +125,13 @@ class ResidentBackend:
         """Prepare a model and put it on the device, for good: its weights are let go of. See both."""
         with contextlib.closing(self.prepare(plan, file, codec)) as prepared:
             return self.arm(prepared, shape)
+
+
+def demand_of(plan: Plan, file: GGUFFile, codec: KVCodec, facts: DeviceFacts) -> Demand:
+    """Return what a model needs of a device of these facts. See `ResidentBackend.demand`."""
+    lowering = Lowering(plan, file)
+    regions.check_codec(codec, lowering.stores.values())
+    return Demand(plan, file, lowering, facts)
 
 
 def absent(prepared: Prepared, shape: Shape) -> AbsentExecutor:

@@ -5,10 +5,17 @@
 roles that the host sees, a view. Errors are those of tierd's tree: DeviceError and its kinds.
 """
 
-from tierd.backends.vkapi.choose import choose_device, choose_matrix
+from tierd.backends.vkapi.choose import (
+    choose_device,
+    choose_matrix,
+    decline_of,
+    matrix_decline,
+    missing_features,
+)
 from tierd.backends.vkapi.commands import Commands, Recorder
 from tierd.backends.vkapi.device import Device, available
 from tierd.backends.vkapi.facts import DeviceFacts
+from tierd.backends.vkapi.instance import loader_version, physical_devices
 from tierd.backends.vkapi.memory import Buffer
 from tierd.backends.vkapi.memory_types import Role, roles_on_device
 from tierd.backends.vkapi.pipelines import Pipeline
@@ -26,5 +33,10 @@ __all__ = [
     "available",
     "choose_device",
     "choose_matrix",
+    "decline_of",
+    "loader_version",
+    "matrix_decline",
+    "missing_features",
+    "physical_devices",
     "roles_on_device",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tierd.backends.vkapi.facts import SUBGROUP_SIZE, DeviceFacts, MatrixShape, QueueFamily
+from tierd.backends.vkapi.facts import KNOWN_FEATURES, SUBGROUP_SIZE, DeviceFacts, MatrixShape, QueueFamily
 from tierd.errors import DeviceError
 
 REQUIRED_FEATURES = ("bufferDeviceAddress", "timelineSemaphore", "storageBuffer16BitAccess", "shaderInt64")
@@ -48,6 +48,12 @@ def decline_of(facts: DeviceFacts, *, allow_software: bool) -> str:
     if facts.limits.invocations < _INVOCATIONS:
         return f"runs {facts.limits.invocations} invocations in a workgroup, {_INVOCATIONS} are needed"
     return ""
+
+
+def missing_features(facts: DeviceFacts) -> list[str]:
+    """Return the features that tierd knows to use and a device does not offer, those for matrices aside."""
+    of_matrices = {*MATRIX_FEATURES} - {*REQUIRED_FEATURES}
+    return [name for name in KNOWN_FEATURES if name not in facts.features and name not in of_matrices]
 
 
 def choose_device(facts: Sequence[DeviceFacts], *, allow_software: bool) -> int:

@@ -25,6 +25,7 @@ _FEATURES = {
     "VkPhysicalDeviceSubgroupSizeControlFeatures": ("subgroupSizeControl", "computeFullSubgroups"),
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": ("cooperativeMatrix",),
 }
+KNOWN_FEATURES = tuple(name for names in _FEATURES.values() for name in names)
 MEMORY_BUDGET = "VK_EXT_memory_budget"
 _DOT_EXTENSION = "VK_KHR_shader_integer_dot_product"
 _SIZE_EXTENSION = "VK_EXT_subgroup_size_control"
@@ -158,13 +159,17 @@ class DeviceFacts:
         return self.type == "software" and SUBGROUP_SHUFFLE in self.features
 
 
+def version_of(packed: int) -> tuple[int, int, int]:
+    """Return a version out of the number that Vulkan packs it in."""
+    return packed >> 22 & 0x7F, packed >> 12 & 0x3FF, packed & 0xFFF
+
+
 def read_facts(vk: Vk, physical: Any) -> DeviceFacts:
     """Ask a physical device for its facts; one older than Vulkan 1.2 has no features to tell of."""
     structs = vk.structs()
     first = structs.new("VkPhysicalDeviceProperties2")
     vk.call("vkGetPhysicalDeviceProperties", physical, vk.ffi.addressof(first, "properties"))
-    version = int(first.properties.apiVersion)
-    api = (version >> 22 & 0x7F, version >> 12 & 0x3FF, version & 0xFFF)
+    api = version_of(int(first.properties.apiVersion))
     found = vk.enumerate("vkEnumerateDeviceExtensionProperties", "VkExtensionProperties", physical, vk.null)
     extensions = frozenset(vk.text(extension.extensionName) for extension in found)
     modern = api >= (1, 2, 0)

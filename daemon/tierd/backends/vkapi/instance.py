@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from typing import Any, Literal
 
 from tierd.backends.vkapi.binding import Structs, Vk
 from tierd.backends.vkapi.choose import choose_device
-from tierd.backends.vkapi.facts import DeviceFacts, read_facts
+from tierd.backends.vkapi.facts import DeviceFacts, read_facts, version_of
 from tierd.errors import DeviceError
 
 Validation = bool | Literal["sync"]
@@ -15,6 +16,20 @@ _LAYER = "VK_LAYER_KHRONOS_validation"
 _API = (1, 3)
 
 _log = logging.getLogger(__name__)
+
+
+def loader_version() -> tuple[int, int, int]:
+    """Return the version of Vulkan that the loader knows. DeviceError where there is no loader."""
+    vk = Vk()
+    out = vk.ffi.new("uint32_t *")
+    vk.call("vkEnumerateInstanceVersion", out)
+    return version_of(int(out[0]))
+
+
+def physical_devices() -> list[DeviceFacts]:
+    """Return the facts of every physical device. DeviceError where there is no Vulkan, or no driver."""
+    with closing(Instance()) as instance:
+        return instance.facts
 
 
 class Instance:
