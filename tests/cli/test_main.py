@@ -29,13 +29,25 @@ def test_version_as_a_module() -> None:
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("serve", "chat", "models", "ctl"):
+    for command in ("serve", "chat", "models", "size", "doctor", "ctl"):
         assert f"  {command} " in shown
 
 
 @pytest.mark.parametrize(
     "command",
-    ["serve", "chat", "models", "ctl", "ctl status", "ctl slots", "ctl switch", "ctl load", "ctl operations"],
+    [
+        "serve",
+        "chat",
+        "models",
+        "size",
+        "doctor",
+        "ctl",
+        "ctl status",
+        "ctl slots",
+        "ctl switch",
+        "ctl load",
+        "ctl operations",
+    ],
 )
 def test_every_option_is_explained(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert main([*command.split(), "--help"]) == 0

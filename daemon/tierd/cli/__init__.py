@@ -17,7 +17,7 @@ from tierd.cli import options
 from tierd.cli.ctl_commands import ctl
 from tierd.cli.parameters import PARAMETERS
 from tierd.errors import ModelError, RequiredTierError, SettingsError, TierdError
-from tierd.settings import LOG_LEVELS, Settings, load_settings
+from tierd.settings import KV_DTYPES, LOG_LEVELS, Settings, load_settings
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -109,6 +109,66 @@ def _models(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
 
     reports = describe(settings)
     (print_json if as_json else print_table)(reports)
+
+
+@tierd.command("size")
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--context", type=int, metavar="N", help="Positions of a stream; 0: as many as there is room for."
+)
+@click.option("--streams", type=int, metavar="N", help="Requests that are served at the same time.")
+@click.option("--kv", "kv_dtype", metavar="CODEC", help=f"How K/V is kept: {', '.join(KV_DTYPES)}.")
+@click.option("--regions", type=int, metavar="N", help="Streams whose K/V a GPU keeps; 0: all of them.")
+@options.config
+@options.as_json
+def _size(model: str, config: Path | None, as_json: bool, **table: int | str | None) -> None:
+    """Say what a model would take of this box, and how much it could serve there.
+
+    MODEL is a GGUF file, or the id of a model in the settings. Only the file's header is read. What is not
+    given is as in the settings, or their defaults.
+
+    \b
+    Examples:
+      tierd size model.gguf
+      tierd size model.gguf --context 4096 --streams 32 --kv q8_0
+      tierd size smol --config /etc/tierd.toml --regions 4 --json
+    """
+    settings = load_settings(config)
+    from tierd.cli.size import describe, document, print_report
+
+    given = {key: value for key, value in table.items() if value is not None}
+    report = describe(settings, model, given)
+    if as_json:
+        options.print_json(document(report))
+    else:
+        print_report(report)
+
+
+@tierd.command("doctor")
+@options.config
+@_model_files
+@options.as_json
+def _doctor(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
+    """Say what this box can do, what it cannot, and what to type about that.
+
+    Run it as the user who runs tierd: rights are looked at as theirs. Without settings, tierd's defaults are
+    what is asked for. The exit code is 0 when tierd can serve as the settings ask, else what `tierd serve`
+    would exit with.
+
+    \b
+    Examples:
+      tierd doctor
+      tierd doctor --config /etc/tierd.toml --json
+    """
+    settings = load_settings(config, models=models)
+    from tierd.cli.doctor import check, document, examine, print_findings
+
+    findings = examine(settings)
+    if as_json:
+        options.print_json(document(findings))
+    else:
+        print_findings(findings)
+    check(findings)
 
 
 @tierd.command("chat")
