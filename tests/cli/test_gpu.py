@@ -259,6 +259,11 @@ def test_too_little_memory_is_served_by_the_cpu_or_not_at_all_where_the_gpu_is_r
         assert main(["ctl", "--socket", str(daemon.socket), "slots"]) == 0
         assert capsys.readouterr().out.splitlines()[-1] == f"tiny is not on the GPU: {slot['decline']}"
         assert daemon.complete()
+        load = ["load", str(folder / "tiny.gguf"), "--id", "must", "--require", "resident", "--streams", "4"]
+        strict = ["--context", "1024", "--ctx-strict"]
+        assert main(["ctl", "--socket", str(daemon.socket), *load, *strict]) == 3
+        assert "must: it must be resident on the GPU, as `require` demands, but " in capsys.readouterr().err
+        assert [slot["id"] for slot in at_socket(daemon.socket).get("/slots")["slots"]] == ["tiny"]
 
     required = f"{little}\nrequire = 'resident'"
     code, line = fails(settings(folder, "required", required, "context = 1024\nctx_strict = true"))
