@@ -77,9 +77,9 @@ def test_streams_of_a_device_that_does_not_come_back_end_with_the_reason(
         raise NoDeviceError("it was taken out")
 
     monkeypatch.setattr(retries, "TRIES", 1)
-    with serving(must(path, "tiny")) as served:
+    with serving(must(path, "tiny")) as served, pytest.MonkeyPatch.context() as patch:
         served.serve(PROMPT, 2)
-        monkeypatch.setattr(Device, "open", open)
+        patch.setattr(Device, "open", open)
         with Phase("collect", WAIT).failing(DEVICE_LOST) as met:
             end = served.harness.mail.terminal(served.ask(PROMPT[::-1]))
             assert met.is_set()
