@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -93,6 +94,27 @@ def test_models_of_all_formats_take_turns(tmp_path: Path) -> None:
 def test_streams_go_on_at_the_cpu(codec: str, pair: Pair) -> None:
     models = pair(kv_dtype=codec)
     go_on_at_the_cpu(models, Script.of(models, answer=50))
+
+
+@pytest.mark.parametrize("resume", ["device", pytest.param("cpu", marks=pytest.mark.long)])
+def test_streams_without_regions_and_their_prompts_go_on_too(resume: str, pair: Pair) -> None:
+    """Two of four have none: they run on the CPU, but for prompts, which scratch regions are for."""
+    models = pair(regions=2, resident_prefill_allowed=True)
+    prompt = tuple(Random(1).choices(range(3, 300), k=60))
+    asks = [
+        Ask(name=f"{each.id} {n}", model=each.id, question=(n, *prompt), answer=12)
+        for n in range(STREAMS)
+        for each in models
+    ]
+    room = undisturbed(models, []).room_for_one
+    with dancing(*models, room=room, switch=replace(RESTLESS, resume=resume)) as dance:
+        dance.talks.play(asks)
+        assert dance.snapshot.switches >= 2
+        for each in models:
+            assert {"away"} <= dance.served.passes(each.id).keys() <= {"away", "busy", "paged", "unhomed"}
+        for ask in asks:
+            dance.served.check_near(ask.model, ask.question, dance.talks.said[ask.name].tokens)
+        dance.served.rests()
 
 
 def kinds(id: str) -> list[Ask]:
