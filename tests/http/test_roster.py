@@ -31,10 +31,10 @@ def test_a_file_is_wanted_by_its_path(roster: Roster) -> None:
     assert roster.wanted({"path": "/c.gguf", "id": "a"}) == ModelSettings(id="a", path=Path("/c.gguf"))
 
 
-def test_what_was_loaded_is_known_from_then_on(roster: Roster) -> None:
+def test_what_was_loaded_is_known_from_then_on_but_what_is_configured_stays(roster: Roster) -> None:
     roster.add(replace(B, path=Path("/new.gguf")))
     roster.add(ModelSettings(id="c", path=Path("/c.gguf"), weight=5))
-    assert roster.wanted({"id": "b"}).path == Path("/new.gguf")
+    assert roster.wanted({"id": "b"}).path == B.path
     assert roster.wanted({"id": "c"}).weight == 5
     assert roster.unloaded(Catalogue()) == ["a", "b", "c"]
 

@@ -133,9 +133,10 @@ class Dance:
         """Begin no switch any more, and end one that nothing has left for yet."""
         error = UnavailableError("the server is shutting down")
         self._refuse_wanted(error)
-        if self.switch is not None and self.switch.phase in ("pause", "hydrate"):
-            self.switch.call_off(error)
-            self._settle(self.switch)
+        if self.switch is not None:
+            self.switch.stop(error)
+            if self.switch.ended:
+                self._settle(self.switch)
         self._stopped = True
 
     def arrived(self, done: SwitchDone) -> None:
@@ -364,7 +365,7 @@ class Dance:
         else:
             self.switches += 1
             if switch.incoming is not None:
-                self._last_s = now - switch.began
+                self._last_s = switch.idle_s
                 self._bars.pop(switch.incoming, None)
                 if switch.forced:
                     self._kept[switch.incoming] = now + self._rules.hold_s
@@ -376,9 +377,12 @@ class Dance:
             self._answers.give(wanting.activated, dict(switch.seconds))
 
     def _failed(self, switch: Switch, error: TierdError, now: float) -> None:
-        log.error("switch: failed: %s", error)
         slot = switch.incoming
-        if slot is None or slot.serves or isinstance(error, UnavailableError):
+        if isinstance(error, UnavailableError):
+            log.info("switch: called off: %s", error)
+            return
+        log.error("switch: failed: %s", error)
+        if slot is None or slot.serves:
             return
         if isinstance(error, DeviceLostError | DeviceTimeoutError):
             if not slot.lost and not self._fallbacks.recovers:

@@ -29,13 +29,14 @@ from tierd.slot import Guest, Placed, Slot, Step
 from tierd.tier.device_home import DeviceHome
 from tierd.tier.passes import Passes
 from tierd.tier.scratch import Scratch
+from tierd.tier.seat import SeatState
 
 log = logging.getLogger(__name__)
 
 # After so many seconds there may be the memory for an understudy that there was not.
 _UNDERSTUDY_AGAIN_S = 60.0
 # States of a seat in which a model has something on the device.
-_THERE = ("on", "leaving", "armed")
+_THERE = (SeatState.ON, SeatState.LEAVING, SeatState.ARMED)
 
 
 class Streams(Protocol):
@@ -173,7 +174,7 @@ class Fallbacks:
             sequence.saved = home.rescue(sequence)
             kept = sequence.saved.positions if sequence.saved is not None else 0
             self._ledger.lost(slot, sequence, max(0, sequence.fed - kept))
-            exile(slot, sequence, PassReason.DEVICE_LOST)
+            exile(slot, sequence, PassReason.DEVICE_LOST, slot.exiles)
         self._plan_rearm(slot)
 
     def dismiss(self, slot: Slot) -> None:
@@ -371,11 +372,9 @@ class Fallbacks:
                 self._staying.add(sequence)
                 return
             understudy.home.let_go(sequence, written=False)
-            exile(understudy, sequence, None)
-            understudy.exiles.remove(sequence)
+            exile(understudy, sequence, None, slot.returning)
             if slot.scratch is not None:
                 self._scratch[slot.id].leave(sequence)
-            slot.returning.append(sequence)
             self._streams.place(slot, sequence)
 
         evacuate(understudy.home, _device_home(slot).bank, sequence, out, keep=False)
@@ -414,10 +413,7 @@ class Fallbacks:
             if not moved:
                 self._ledger.lost(slot, sequence, sequence.fed)
             slot.home.let_go(sequence, written=False)
-            exile(slot, sequence, reason)
-            if reason is None:
-                slot.exiles.remove(sequence)
-                slot.returning.append(sequence)
+            exile(slot, sequence, reason, slot.returning if reason is None else slot.exiles)
 
         home = _device_home(slot)
         evacuate(home, home.bank, sequence, out, keep=home.keeps)

@@ -49,6 +49,7 @@ from tierd.engine.messages import (
     Stop,
     Submit,
     SwitchDone,
+    SwitchPhase,
     Taken,
     UnderstudyDone,
     Unload,
@@ -324,6 +325,8 @@ class Loop:
                 self._fallbacks.understudied(slot, result)
             case RearmDone(slot, result):
                 self._fallbacks.rearmed(slot, result)
+            case SwitchPhase():
+                pass  # the turn publishes it
             case SwitchDone():
                 self._dance.arrived(message)
             case Load():

@@ -152,6 +152,13 @@ class RearmDone:
     result: Placed | Exception
 
 
+@dataclass(frozen=True, slots=True)
+class SwitchPhase:
+    """A worker has come to another phase of a switch, which others may want to see."""
+
+    phase: str
+
+
 @dataclass(slots=True, eq=False)
 class SwitchDone:
     """A worker is through with the phases of a switch that are its.
@@ -190,6 +197,7 @@ Message = (
     | SpillDone
     | UnderstudyDone
     | RearmDone
+    | SwitchPhase
     | SwitchDone
     | UnloadDone
 )

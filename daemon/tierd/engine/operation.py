@@ -145,6 +145,8 @@ class Operation:
             self._end_phase()
             if error is not None:
                 _forget_frames(error)
+            else:
+                self._done = self._total
             self.failure = error
             self._seconds = self._clock() - self._began
             self._phase, self._state = "", state

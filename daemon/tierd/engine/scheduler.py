@@ -11,6 +11,7 @@ void: it counts for nothing, and what it has written is written again or never l
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 
@@ -190,10 +191,10 @@ def outgrown(slot: Slot) -> list[Sequence]:
     ]
 
 
-def exile(slot: Slot, sequence: Sequence, reason: PassReason | None) -> None:
+def exile(slot: Slot, sequence: Sequence, reason: PassReason | None, queue: deque[Sequence]) -> None:
     """Take a running stream off its executor, to go on elsewhere with what is saved of its rows.
 
-    reason: why it is for the CPU, None when it is not.
+    reason: why it is for the CPU, None when it is not. queue: where it waits for its new place.
     Its pages are its own no longer: they were given back, or are lost.
     """
     slot.running.remove(sequence)
@@ -201,7 +202,7 @@ def exile(slot: Slot, sequence: Sequence, reason: PassReason | None) -> None:
     sequence.held.clear()
     sequence.fed, sequence.foreseen, sequence.follows = 0, -1, None
     sequence.passes = reason
-    slot.exiles.append(sequence)
+    queue.append(sequence)
 
 
 def settle(slot: Slot, step: Step, *, failed: bool) -> None:

@@ -16,6 +16,7 @@ from tierd.slot import Slot
 from tierd.tier.device_home import DeviceHome
 from tierd.tier.passes import Passes
 from tierd.tier.regions import RegionView
+from tierd.tier.seat import SeatState
 
 if TYPE_CHECKING:
     from tierd.engine.dance import Dance
@@ -163,13 +164,13 @@ def observe(
 
 
 # How a state of a seat is called where what its model can do is all that matters.
-_SEATS = {"dropped": "away", "restored": "arriving", "armed": "arriving"}
+_SEATS = {SeatState.DROPPED: "away", SeatState.RESTORED: "arriving", SeatState.ARMED: "arriving"}
 
 
 def _seat(slot: Slot) -> str:
     if slot.seat is None:
         return ""
-    return "lost" if slot.lost else _SEATS.get(slot.seat.state, str(slot.seat.state))
+    return "lost" if slot.lost else _SEATS.get(SeatState(slot.seat.state), slot.seat.state)
 
 
 def _switch(switch: Switch) -> SwitchSnapshot:

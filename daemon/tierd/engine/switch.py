@@ -18,12 +18,13 @@ from queue import SimpleQueue
 
 from tierd.core import PassReason, Sequence
 from tierd.engine.fallbacks import Fallbacks
-from tierd.engine.messages import Message, SwitchDone
+from tierd.engine.messages import Message, SwitchDone, SwitchPhase
 from tierd.engine.operation import Operation
 from tierd.errors import DeviceLostError, OrderError, TierdError
 from tierd.progress import followed
 from tierd.slot import Seat, Slot
 from tierd.tier.device_home import DeviceHome
+from tierd.tier.seat import SeatState
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Switch:
         self._fallbacks = fallbacks
         self._inbox = inbox
         self._coming: list[Sequence] = []
+        self._stopped: TierdError | None = None
         self._regions = 0  # that hold rows when hydration begins
         for slot in self.outgoing:
             _seat(slot).leave()
@@ -90,6 +92,17 @@ class Switch:
         if self.phase == "rehome" and self._is_home:
             self._end()
         return moving or (self.phase, self.ended) != before
+
+    @property
+    def idle_s(self) -> float:
+        """How long the device did nothing for those who leave or come."""
+        return sum(self.seconds.get(phase, 0.0) for phase in PHASES[1:-1])
+
+    def stop(self, error: TierdError) -> None:
+        """Let nobody come any more: the server ends."""
+        self._stopped = error
+        if self.phase in ("pause", "hydrate"):
+            self.call_off(error)
 
     def call_off(self, error: TierdError) -> None:
         """End it before anything has left; those who were to leave stay."""
@@ -193,7 +206,7 @@ class Switch:
         except Exception as error:
             log.exception("a switch failed")
             done.error = OrderError(f"a switch failed: {type(error).__name__}: {error}")
-        if done.error is not None:
+        if done.error is not None and self._stopped is None:
             self._put_back(done)
         self._inbox.put(done)
 
@@ -206,6 +219,8 @@ class Switch:
                 slot.marks = _seat(slot).save()
         if self.incoming is None:
             return
+        if self._stopped is not None:
+            raise self._stopped
         with self._timed("restore", done):
             _seat(self.incoming).restore(self.incoming.marks)
         report = None if self.operation is None else self.operation.progress
@@ -214,15 +229,15 @@ class Switch:
 
     def _put_back(self, done: SwitchDone) -> None:
         """Bring those back to the device who left it in vain, as far as that goes."""
-        if self.incoming is not None and _seat(self.incoming).state == "restored":
+        if self.incoming is not None and _seat(self.incoming).state == SeatState.RESTORED:
             self.incoming.marks = _seat(self.incoming).save()
         for slot in self.outgoing:
             seat = _seat(slot)
             try:
-                if seat.state == "leaving":
+                if seat.state == SeatState.LEAVING:
                     seat.stay()
                     continue
-                if seat.state == "dropped":
+                if seat.state == SeatState.DROPPED:
                     slot.marks = seat.save()
                 seat.restore(slot.marks)
                 done.placed[slot] = seat.rearm()
@@ -230,7 +245,7 @@ class Switch:
                 log.warning(
                     "model=%s is not back on the device: %s: %s", slot.id, type(error).__name__, error
                 )
-                if seat.state == "restored":
+                if seat.state == SeatState.RESTORED:
                     slot.marks = seat.save()
 
     @contextmanager
@@ -238,6 +253,7 @@ class Switch:
         if self.operation is not None:
             self.operation.enter(phase)
         self.phase = phase
+        self._inbox.put(SwitchPhase(phase))
         began = time.monotonic()
         try:
             yield

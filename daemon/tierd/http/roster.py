@@ -18,8 +18,9 @@ class Roster:
         self._models = {model.id: model for model in settings.models}
 
     def add(self, model: ModelSettings) -> None:
-        """Note a model that was loaded, in the place of what bore its name before."""
-        self._models[model.id] = model
+        """Note a model that was loaded, for later loads by its name; one that is configured stays as it is."""
+        if not any(model.id == configured.id for configured in self._settings.models):
+            self._models[model.id] = model
 
     def unloaded(self, catalogue: Catalogue) -> list[str]:
         """Return the names of those that neither answer nor are on their way."""

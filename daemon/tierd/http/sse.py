@@ -32,7 +32,8 @@ from tierd.http.responses import (
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-KEEP_ALIVE_S = 10.0
+# A quiet connection has a comment after so long at least, and at most twice as long.
+KEEP_ALIVE_S = 5.0
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -52,7 +52,7 @@ def test_it_computes_the_same_each_time_it_is_there(backend: ResidentBackend, tm
     assert backend.device.used == free
 
 
-def test_its_steps_are_recorded_as_they_are_wanted_when_it_is_back(
+def test_its_unusual_steps_are_recorded_as_they_are_wanted_when_it_is_back(
     backend: ResidentBackend, tmp_path: Path
 ) -> None:
     prepared = prepare(backend, write_llama(tmp_path / "m.gguf", head_size=32))
@@ -63,7 +63,7 @@ def test_its_steps_are_recorded_as_they_are_wanted_when_it_is_back(
         calls.append(backend.device.calls - before)
         executor.close()
     first, again, reshaped = calls
-    assert again < first // 3
+    assert again < first // 2
     assert reshaped > 2 * again
     prepared.close()
 

@@ -87,8 +87,8 @@ class ResidentBackend:
     def arm(self, prepared: Prepared, shape: Shape, uploading: Progress | None = None) -> ResidentExecutor:
         """Put a model on the device. Takes seconds; may be called from any thread.
 
-        One that has been there before, in the same shape, is ready sooner: its steps are recorded as they are
-        wanted. uploading: called as its weights are copied there.
+        One that has been there before, in the same shape, is ready sooner: its unusual steps are recorded as
+        they are wanted. uploading: called as its weights are copied there.
 
         Raises DeviceError where it does not fit, and UnsupportedModelError where it was prepared for another
         device and this one lacks what it needs.

@@ -163,8 +163,8 @@ class ResidentExecutor:
     ) -> None:
         """Use `ResidentBackend.arm`. Takes the memory over, to close it with itself.
 
-        at_once: record steps of all sizes now, so that what the device refuses is known; else each is
-        recorded when it is first wanted.
+        at_once: record steps of all sizes now, so that what the device refuses is known; else the usual ones,
+        and others when they are first wanted.
         """
         self.vocabulary = plan.vocabulary
         self.pages = shape.regions
@@ -196,7 +196,7 @@ class ResidentExecutor:
         try:
             for seat in self._seats:
                 self._record_reads(seat)
-                for size in self._sizes() if at_once else ():
+                for size in self._sizes() if at_once else self._usual_sizes():
                     self._recording(seat, size)
         except BaseException:
             for seat in self._seats:
@@ -389,6 +389,12 @@ class ResidentExecutor:
         selected = classes(self._shape.selected)
         fed = classes(self.max_rows)
         return [Size(rows, count) for rows in (0, *fed) for count in (0, *selected) if rows or count]
+
+    def _usual_sizes(self) -> list[Size]:
+        """Those of steps that only generate, and of prompts alone."""
+        most = self._shape.selected
+        generating = [Size(rows, smallest(min(rows, most), most)) for rows in classes(self.max_rows)[:-1]]
+        return [*generating, Size(self.max_rows, 0), Size(self.max_rows, smallest(1, most))]
 
     def _known_grids(self) -> Grids:
         """Return all grids of all sizes: a block has room for these."""
