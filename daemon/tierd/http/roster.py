@@ -18,7 +18,7 @@ class Roster:
         self._models = {model.id: model for model in settings.models}
 
     def add(self, model: ModelSettings) -> None:
-        """Note a model that was loaded, for later loads by its name; one that is configured stays as it is."""
+        """Note a model that was loaded, for later loads by name; what is configured stays as it is."""
         if not any(model.id == configured.id for configured in self._settings.models):
             self._models[model.id] = model
 
