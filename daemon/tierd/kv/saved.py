@@ -82,7 +82,7 @@ def evacuate(
         sequence.moves -= 1
         if moved:
             if keep and not sequence.mixed:
-                _keep(bank, entry, sequence.tokens[:positions])
+                bank.keep(entry, sequence.tokens[:positions])
             sequence.saved = SavedEntry(bank, entry, positions)
         else:
             bank.close(entry)
@@ -92,11 +92,3 @@ def evacuate(
     home.moves.append(
         Move(sequence, tuple(sequence.pages), entry.layers, 0, positions, inward=False, finish=out)
     )
-
-
-def _keep(bank: Bank, entry: Banked, tokens: list[int]) -> None:
-    """Keep an entry in the place of a parked one that has only an opening of it, as from an earlier move."""
-    found = bank.find(entry.model, entry.origin, tokens)
-    bank.keep(entry, tokens)
-    if found is not None and found[0].valid == found[1] and found[0].droppable:
-        bank.close(found[0])
