@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tierd.kv.row_files import Rows
 from tierd.kv.spill import Spill, SpillDone, SpillJob, carry_out
 
 
@@ -12,7 +13,7 @@ class ManualSpill(Spill):
 
     def __init__(self, folder: Path, limit: int = 1 << 62) -> None:
         self.limit = limit
-        self.run = "here"
+        self.found = {}
         self.folder = folder
         self.job: SpillJob | None = None
         self._count = 0
@@ -27,6 +28,9 @@ class ManualSpill(Spill):
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
+
+    def free(self, rows: list[Rows]) -> None:
+        """Do nothing: who has called is the last to refer to them."""
 
     def finish(self) -> SpillDone:
         """Do the job."""

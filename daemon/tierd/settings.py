@@ -171,14 +171,18 @@ class KVSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSettings:
-    """`[state]`: files for parked K/V that the bank's memory does not hold.
+    """`[state]`: files for K/V that memory does not hold, or that is to be there after a restart.
 
-    dir: the folder, which is made; None: such K/V is dropped.
+    dir: the folder, which is made; None: K/V ends with the process, or when memory does not hold it.
     max_mb: how many MiB all files may take; 0: as the disk allows.
+    interval_s: how often all parked K/V is written there; 0: at the end only.
+    save_s: how long that may take at the end.
     """
 
     dir: Path | None = None
     max_mb: int = field(default=0, metadata=_checked(_within(0)))
+    interval_s: float = field(default=0.0, metadata=_checked(_within(0, DAY_S)))
+    save_s: float = field(default=30.0, metadata=_checked(_within(0, DAY_S)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ class NullFallback:
     pages: int = 256
     refusal: str = ""
     declined: bool = False
+    bank: Bank | None = None
 
     def understudy(self, slot: Slot) -> Slot:
         if self.declines:
@@ -49,6 +50,7 @@ class NullFallback:
             context=slot.context,
             chunk_rows=slot.chunk_rows,
             before_step=self.cpu_step,
+            bank=self.bank,
         )
 
     def rearm(self, slot: Slot) -> Placed:
@@ -123,5 +125,5 @@ def device_slot(
     slot.scratch = regions if scratch else None
     slot.outcome, slot.device = "gpu:resident", "null"
     if fallback:
-        slot.fallback = NullFallback(arm, cpu_step)
+        slot.fallback = NullFallback(arm, cpu_step, bank=there)
     return slot

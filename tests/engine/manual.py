@@ -40,6 +40,8 @@ class Time(Protocol):
 
     def monotonic(self) -> float: ...
 
+    def time(self) -> float: ...
+
 
 class Clock:
     """A time that passes when a test lets it."""
@@ -49,6 +51,9 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now
+
+    def time(self) -> float:
+        return time.time()
 
 
 class Board:
@@ -148,6 +153,7 @@ class ManualLoop(loop.Loop):
             self._patch(module, "time", clock)
         self._patch(loop, "Device", ManualDevice)
         self._patch(loop, "Dance", partial(loop.Dance, clock=clock.monotonic))
+        self._patch(loop, "Keeper", partial(loop.Keeper, clock=clock.monotonic))
         super().__init__(
             self.inbox, self.mail.deliver, open_slot, self.metrics, settings, bank, tier, release
         )
@@ -171,6 +177,15 @@ class ManualLoop(loop.Loop):
         """Let a device do its next thing; return whether there was one."""
         there = self._devices.get(device)
         return isinstance(there, ManualDevice) and there.work()
+
+    def save(self) -> None:
+        """Let all that is kept over a restart be written now."""
+        self._keeper.ask()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has stopped, as it was told to."""
+        return self._stopping and not self._busy and self._keeper.finished
 
     @property
     def everyone(self) -> list[Slot]:

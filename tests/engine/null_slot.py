@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from tierd.backends.null import NullExecutor
 from tierd.core import Batch, Request, SamplingParams
 from tierd.errors import InvalidRequestError
+from tierd.kv.bank import Bank
 from tierd.kv.paged import PagedHome
 from tierd.models.plan import Plan
 from tierd.settings import LimitsSettings, ModelSettings
@@ -48,9 +49,14 @@ def null_slot(
     chunk_rows: int = 16,
     prefix_cache: bool = True,
     depth: int = 1,
+    bank: Bank | None = None,
+    origin: str = "",
     before_step: Callable[[Batch], None] | None = None,
 ) -> Slot:
-    """Return a slot of `pages` pages of four positions. context 0: as many positions as fit."""
+    """Return a slot of `pages` pages of four positions. context 0: as many positions as fit.
+
+    bank: where rows of that origin may be found that no page has.
+    """
     tokenizer = ByteTokenizer()
     executor = NullExecutor(
         name=device,
@@ -67,7 +73,7 @@ def null_slot(
         plan=Plan("null", (), {"logits": tokenizer.vocabulary}, (), "logits", tokenizer.vocabulary, 4096),
         tokenizer=tokenizer,  # type: ignore[arg-type]
         renderer=None,
-        home=PagedHome(executor, prefix_cache=prefix_cache),
+        home=PagedHome(executor, model=settings.id, origin=origin, bank=bank, prefix_cache=prefix_cache),
         context=context or pages * PAGE_POSITIONS,
         chunk_rows=chunk_rows,
     )

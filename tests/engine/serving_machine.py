@@ -192,7 +192,7 @@ class ServingMachine(RuleBasedStateMachine):
         self.turn()
 
     @rule(
-        what=st.sampled_from(("unseen", "flush", "flush one", "later")),
+        what=st.sampled_from(("unseen", "flush", "flush one", "later", "save")),
         device=st.sampled_from(("gpu", "cpu")),
     )
     def meet(self, what: str, device: str) -> None:
@@ -202,6 +202,9 @@ class ServingMachine(RuleBasedStateMachine):
                 self.loop.work(device)
             case "later":
                 self.clock.now += A_MINUTE
+                self.turn()
+            case "save":
+                self.loop.save()
                 self.turn()
             case flush:
                 self.loop.inbox.put(Flush(self.models[0] if flush == "flush one" else None, Future()))
@@ -383,6 +386,7 @@ class ServingMachine(RuleBasedStateMachine):
                     break
                 self.clock.now = self.loop.due
         assert self.rests, "somebody waits for ever"
+        assert self.loop.ended == self.stops
         assert not self.loop.busy
 
     @property

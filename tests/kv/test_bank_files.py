@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 import pytest
 
 from manual_spill import ManualSpill
 from tierd.kv.bank import Bank, Banked
+from tierd.kv.origin import origin_of
+from tierd.kv.row_files import read_header
 
 ROW_BYTES = (8, 16)
 POSITION = sum(ROW_BYTES)
@@ -241,3 +244,150 @@ def test_a_full_disk_costs_the_oldest_files(bank: Bank, spill: ManualSpill) -> N
         bank.settle(spill.fail(full=True))
     assert not entry.dropped
     assert more.path is None
+
+
+def test_all_is_saved_the_latest_first(bank: Bank, spill: ManualSpill) -> None:
+    bank.limit = 100 * POSITION
+    first, second, live = put(bank, 1, 2), put(bank, 2, 2), put(bank, 3, 2, live=True)
+    assert spill.job is None
+    bank.begin_to_save()
+    assert [finish(bank, spill) for _ in range(2)] == [second, first]
+    assert not bank.at_work
+    late = put(bank, 4, 1)
+    assert finish(bank, spill) is late
+    bank.parked(live)
+    assert finish(bank, spill) is live
+    bank.end_saving()
+    put(bank, 5, 1)
+    assert not bank.at_work
+
+
+def test_memory_of_what_is_saved_can_be_given_up(bank: Bank, spill: ManualSpill) -> None:
+    entry = put(bank, 1, 4)
+    bank.rest(entry)
+    assert entry.in_memory
+    bank.begin_to_save()
+    bank.rest(entry)
+    assert entry.in_memory
+    finish(bank, spill)
+    bank.pin(entry)
+    bank.rest(entry)
+    assert entry.in_memory
+    bank.unpin(entry)
+    bank.rest(entry)
+    assert (entry.in_memory, bank.used) == (False, 0)
+    assert fetch(bank, entry) == []
+    finish(bank, spill)
+    assert all((layer == 1).all() for layer in entry.layers)
+
+
+def test_a_file_goes_once_another_has_all_of_it_and_more(bank: Bank, spill: ManualSpill) -> None:
+    """Whatever ends the process, one of them is there."""
+    short = written(bank, spill, 1, 6)
+    others = written(bank, spill, 2, 6), put(bank, 1, 2, model="n")
+    more = put(bank, 1, 7)
+    assert not short.dropped
+    bank.begin_to_save()
+    while more.path is None:
+        assert short.path in spill.files
+        finish(bank, spill)
+    assert (short.dropped, spill.files >= {more.path}) == (True, True)
+    assert [other.dropped for other in others] == [False, False]
+    assert bank.dropped == 0
+
+
+def test_saving_tries_again_what_could_not_be_written(bank: Bank, spill: ManualSpill) -> None:
+    entry = put(bank, 1, 6)
+    bank.settle(spill.fail())
+    assert entry.unwritable
+    bank.begin_to_save()
+    assert finish(bank, spill) is entry
+    assert entry.path is not None
+
+
+def test_an_entry_may_have_been_used_before_others(bank: Bank, spill: ManualSpill) -> None:
+    first, last = put(bank, 1, 1), put(bank, 2, 1)
+    between = bank.open("m", "host", ROW_BYTES, 1, live=False, used=(first.used + last.used) / 2)
+    assert between is not None
+    assert bank.entries == (first, between, last)
+
+
+def again(spill: ManualSpill, *, limit: int = 1 << 62) -> Bank:
+    """Return the bank of the next process."""
+    following = ManualSpill(spill.folder, limit)
+    following.found = {path: read_header(path) for path in spill.folder.glob("*.rows")}
+    return Bank(10 * POSITION, spill=following)
+
+
+def saved(bank: Bank, spill: ManualSpill) -> None:
+    bank.begin_to_save()
+    while bank.at_work:
+        finish(bank, spill)
+
+
+def test_files_are_entries_of_the_next_process(bank: Bank, spill: ManualSpill) -> None:
+    for token in range(3):
+        time.sleep(0.002)  # their order is told to the millisecond
+        put(bank, token, 2 + token)
+    saved(bank, spill)
+    following = again(spill)
+    assert [entry.tokens for entry in following.entries] == [[0] * 2, [1] * 3, [2] * 4]
+    assert (following.used, following.spilled) == (0, bank.spilled)
+    assert [entry.used for entry in following.entries] == pytest.approx(
+        [entry.used for entry in bank.entries], abs=0.001
+    )
+    found = following.find("m", "host", [1, 1])
+    assert found == (following.entries[1], 2)
+    told = fetch(following, found[0])
+    assert isinstance(following._spill, ManualSpill)
+    following.settle(following._spill.finish())
+    assert told == [True]
+    assert all((layer == 1).all() for layer in found[0].layers)
+
+
+def test_a_lower_limit_costs_the_oldest_files(bank: Bank, spill: ManualSpill) -> None:
+    for token in range(3):
+        time.sleep(0.002)
+        put(bank, token, 2)
+    saved(bank, spill)
+    following = again(spill, limit=2 * bank.spilled // 3)
+    assert [entry.tokens[0] for entry in following.entries] == [1, 2]
+    assert len(spill.files) == 2
+
+
+def test_rows_of_another_file_codec_or_version_are_forgotten_and_those_of_elsewhere_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = origin_of("a", "f16", "cpu avx2")
+    origins = {
+        "ours": ours,
+        "other file": origin_of("b", "f16", "cpu avx2"),
+        "other codec": origin_of("a", "tq4", "cpu avx2"),
+        "older": ours.replace("tierd ", "tierd 0."),
+        "elsewhere": origin_of("a", "f16", "a device"),
+    }
+    spill = ManualSpill(tmp_path)
+    bank = Bank(100 * POSITION, spill=spill)
+    for origin in (*origins.values(), "of a model that is not there"):
+        entry = bank.open("m" if origin in origins.values() else "n", origin, ROW_BYTES, 1, live=False)
+        assert entry is not None
+        bank.keep(entry, [len(bank.entries)])
+    odd = bank.open("m", ours, (8,), 1, live=False)
+    assert odd is not None
+    bank.keep(odd, [99])
+    saved(bank, spill)
+    paths = {entry.origin: entry.path for entry in bank.entries}
+    odd_path, paths[ours] = odd.path, bank.entries[0].path
+    following = again(spill)
+    for _ in range(2):
+        following.review("m", ours, ROW_BYTES)
+    left = {entry.origin for entry in following.entries}
+    assert left == {ours, origins["elsewhere"], "of a model that is not there"}
+    assert {record.getMessage() for record in caplog.records} == {
+        f"model=m ignored and removed {paths[origins['other file']]}: it is of another model file",
+        f"model=m ignored and removed {paths[origins['other codec']]}: it is of another codec",
+        f"model=m ignored and removed {paths[origins['older']]}: it is of another tierd",
+        f"model=m ignored and removed {odd_path}: it is of other layers",
+        f"model=m ignores {paths[origins['elsewhere']]}: its rows were computed by a device, not by cpu avx2",
+    }
+    assert len(caplog.records) == 5

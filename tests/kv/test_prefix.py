@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tierd.kv import prefix
+from tierd.kv.openings import pack
 from tierd.kv.pool import PagePool
 from tierd.kv.prefix import Match, PrefixCache
 
@@ -254,3 +255,55 @@ def test_little_memory_gives_less_but_nothing_wrong(histories: list[list[int]], 
         assert len(memory.cache) <= memory.pool.total
     memory.cache.flush()
     assert memory.pool.free == memory.pool.total
+
+
+def taken(memory: Memory) -> list[tuple[int, ...]]:
+    """Take all new chains; return the tokens that each holds, as its rows have them."""
+    chains: list[tuple[int, ...]] = []
+    while (chain := memory.cache.take_new()) is not None:
+        assert memory.cache.holds(chain)
+        rows = [row for page in chain.pages for row in memory.rows[page]]
+        assert chain.tokens == pack(rows[-1])
+        assert rows == [rows[-1][:end] for end in range(1, len(rows) + 1)]
+        chains.append(rows[-1])
+    return chains
+
+
+def test_each_conversation_is_taken_once_the_latest_first() -> None:
+    memory = Memory()
+    memory.serve([1, 2, 3, 4, 5])
+    memory.serve([1, 2, 3, 4, 6, 7, 8, 9])
+    memory.serve([9])
+    assert taken(memory) == [(9,), (1, 2, 3, 4, 6, 7, 8, 9), (1, 2, 3, 4, 5)]
+    memory.serve([1, 2, 3, 4, 5])
+    memory.serve([1, 2, 3, 4])
+    assert taken(memory) == []
+    memory.serve([1, 2, 3, 4, 5, 6])
+    memory.serve([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert taken(memory) == [(1, 2, 3, 4, 5, 6, 7, 8, 9)]
+
+
+def test_what_is_left_of_a_conversation_is_taken_unless_the_whole_was() -> None:
+    memory = Memory(4)
+    memory.serve([1, 2, 3, 4, 5, 6])
+    memory.serve([7])
+    memory.cache.evict()
+    assert taken(memory) == [(7,), (1, 2, 3, 4)]
+    memory.serve([7, 8])
+    assert taken(memory) == [(7, 8)]
+    memory.cache.evict()
+    assert taken(memory) == []
+
+
+def test_a_chain_is_held_until_one_of_its_pages_is_forgotten() -> None:
+    memory = Memory()
+    memory.serve([1, 2, 3, 4, 5, 6])
+    chain = memory.cache.take_new()
+    assert chain is not None
+    assert memory.cache.holds(chain)
+    memory.cache.evict()
+    assert not memory.cache.holds(chain)
+    memory.serve([1, 2, 3, 4, 5, 6])
+    assert not memory.cache.holds(chain)
+    memory.cache.flush()
+    assert taken(memory) == []

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import os
 import stat
-from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -12,10 +10,12 @@ import pytest
 
 from tierd.errors import SettingsError
 from tierd.kv.bank import Bank, Banked
-from tierd.kv.spill import Rows, Spill, SpillDone, SpillJob, carry_out, header_of, open_spill
+from tierd.kv.openings import pack
+from tierd.kv.row_files import Header, Rows
+from tierd.kv.spill import Spill, SpillDone, SpillJob, carry_out, open_spill
 from tierd.settings import StateSettings
 
-HEADER = header_of({"model": "m", "positions": 3})
+HEADER = Header(model="m", origin="host", row_bytes=(8, 24), tokens=pack([1, 2, 3]), used=1)
 PATIENCE_S = 30
 
 
@@ -25,12 +25,12 @@ def some_rows() -> tuple[Rows, ...]:
     return tuple(random.integers(0, 256, (5, count), np.uint8)[:3] for count in (8, 24))
 
 
-def writing(path: Path, rows: tuple[Rows, ...], header: bytes = HEADER) -> SpillJob:
-    return SpillJob(path=path, header=header, rows=rows, reads=False)
+def writing(path: Path, rows: tuple[Rows, ...], header: Header = HEADER) -> SpillJob:
+    return SpillJob(path=path, header=header.pack(), rows=rows, reads=False)
 
 
-def reading(path: Path, header: bytes = HEADER) -> SpillJob:
-    return SpillJob(path=path, header=header, rows=tuple(map(np.zeros_like, some_rows())), reads=True)
+def reading(path: Path) -> SpillJob:
+    return SpillJob(path=path, header=HEADER.pack(), rows=tuple(map(np.zeros_like, some_rows())), reads=True)
 
 
 @pytest.fixture
@@ -44,102 +44,6 @@ def spill(tmp_path: Path, inbox: SimpleQueue[SpillDone]) -> Iterator[Spill]:
     assert spill is not None
     yield spill
     assert spill.close(PATIENCE_S)
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """A file with rows."""
-    path = tmp_path / "0.rows"
-    job = writing(path, some_rows())
-    assert carry_out(job).problem == ""
-    assert path.stat().st_size == job.size
-    return path
-
-
-def test_rows_come_back(file: Path) -> None:
-    job = reading(file)
-    assert carry_out(job).problem == ""
-    for read, written in zip(job.rows, some_rows(), strict=True):
-        assert np.array_equal(read, written)
-
-
-def test_more_than_a_slice_comes_back(tmp_path: Path) -> None:
-    rows = (np.random.default_rng(2).integers(0, 256, (3, 3 << 20), np.uint8),)
-    path = tmp_path / "0.rows"
-    assert carry_out(writing(path, rows)).problem == ""
-    job = SpillJob(path=path, header=HEADER, rows=(np.zeros_like(rows[0]),), reads=True)
-    assert carry_out(job).problem == ""
-    assert np.array_equal(job.rows[0], rows[0])
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def lengthen(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"x")
-
-
-def replace(path: Path) -> None:
-    path.unlink()
-    other = header_of({"model": "n", "positions": 3})
-    assert carry_out(writing(path, some_rows(), other)).problem == ""
-
-
-@pytest.mark.parametrize(
-    ("harm", "problem"),
-    [
-        (cut, "it has another size than it was written with"),
-        (lengthen, "it has another size than it was written with"),
-        (replace, "it holds other rows than those that were written"),
-        (Path.unlink, "No such file or directory"),
-    ],
-)
-def test_a_cut_foreign_or_missing_file_is_not_believed(
-    file: Path, harm: Callable[[Path], None], problem: str
-) -> None:
-    harm(file)
-    assert carry_out(reading(file)).problem == problem
-
-
-def test_every_byte_counts(file: Path) -> None:
-    whole = file.read_bytes()
-    for at in range(len(whole)):
-        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        assert carry_out(reading(file)).problem
-
-
-def test_a_link_is_not_followed(file: Path, tmp_path: Path) -> None:
-    link = tmp_path / "1.rows"
-    link.symlink_to(file)
-    assert carry_out(reading(link)).problem
-    assert carry_out(writing(link, some_rows())).problem == "File exists"
-    assert carry_out(reading(file)).problem == ""
-
-
-def test_of_what_cannot_be_written_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def __iter__(self) -> Iterator[Rows]:
-            yield some_rows()[0]
-            raise OSError(5, "Input/output error")
-
-    path = tmp_path / "0.rows"
-    job = writing(path, some_rows())
-    monkeypatch.setattr("tierd.kv.spill._slices", lambda rows: (part.data for part in Broken()))
-    done = carry_out(job)
-    assert (done.problem, done.full) == ("Input/output error", False)
-    assert not path.exists()
-
-
-def test_some_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = writing(tmp_path / "0.rows", some_rows())
-    disk = namedtuple("disk", "f_bavail f_frsize f_blocks")
-    monkeypatch.setattr(os, "statvfs", lambda path: disk(5 + job.size - 1, 1, 100))
-    done = carry_out(job)
-    assert (done.problem, done.full) == ("No space left on device", True)
-    assert not job.path.exists()
-    monkeypatch.setattr(os, "statvfs", lambda path: disk(5 + job.size, 1, 100))
-    assert carry_out(job).problem == ""
 
 
 def test_without_a_folder_there_is_no_spill() -> None:
@@ -167,22 +71,31 @@ def test_the_thread_posts_what_is_done(spill: Spill, inbox: SimpleQueue[SpillDon
     assert np.array_equal(read.rows[1], some_rows()[1])
 
 
-def test_the_folder_is_private_and_empty_before_and_after(tmp_path: Path) -> None:
+def test_the_folder_is_private_and_keeps_what_is_good(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "state" / "bank"
     folder.mkdir(0o755, parents=True)
-    (folder / "7.rows").write_bytes(b"of an earlier run")
+    assert carry_out(writing(folder / "7.rows", some_rows())).problem == ""
+    (folder / "8.rows").write_bytes(b"tierd rows 1\n of an earlier tierd")
+    (folder / "9.draft").write_bytes(b"of one that was killed")
     (folder / "notes").write_bytes(b"of somebody else")
     inbox: SimpleQueue[SpillDone] = SimpleQueue()
     spill = open_spill(StateSettings(dir=tmp_path / "state"), inbox.put)
     assert spill is not None
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {path.name for path in folder.iterdir()} == {"lock", "notes"}
+    assert {path.name for path in folder.iterdir()} == {"lock", "notes", "7.rows"}
+    assert spill.found == {folder / "7.rows": HEADER}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"state.dir: ignored and removed {folder / '8.rows'}: it is of another version"
+    ]
     path = spill.new_path()
+    assert path.name == "8.rows"
     spill.start(writing(path, some_rows()))
     inbox.get(timeout=PATIENCE_S)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert spill.close(PATIENCE_S)
-    assert {path.name for path in folder.iterdir()} == {"lock", "notes"}
+    assert {path.name for path in folder.iterdir()} == {"lock", "notes", "7.rows", "8.rows"}
 
 
 def test_two_cannot_share_a_folder(spill: Spill, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from hypothesis.stateful import (
 
 from manual_spill import ManualSpill
 from tierd.kv.bank import Bank, Banked
+from tierd.kv.spill import SpillDone
 from tierd.tier.regions import Claim, Regions
 
 MODELS = {"large": 3, "small": 2}  # and their regions
@@ -147,7 +148,7 @@ def cut(path: Path) -> None:
 
 
 def disown(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"run": "here"', b'"run": "away"'))
+    path.write_bytes(path.read_bytes().replace(b'"origin": "device"', b'"origin": "secret"'))
 
 
 HARMS = {"flipped": flip, "cut": cut, "foreign": disown, "gone": Path.unlink}
@@ -499,13 +500,25 @@ class RowsMachine(RuleBasedStateMachine):
         self.kept[entry] = tokens
 
     def supersede(self, entry: Banked, tokens: list[int]) -> None:
-        """Let an entry be found; those go that have an opening of its tokens, unless somebody reads them."""
-        going = [
+        """Let an entry be found; those go that have an opening of its tokens, unless somebody reads them.
+
+        Those in files go when it has its own.
+        """
+        going = [other for other in self.openings(entry, tokens) if other.path is None]
+        self.bank.keep(entry, tokens)
+        self.check_gone(going)
+
+    def openings(self, entry: Banked, tokens: list[int]) -> list[Banked]:
+        return [
             other
             for other, held in self.kept.items()
-            if other.model == entry.model and not other.pins and tokens[: len(held)] == held
+            if other is not entry
+            and other.model == entry.model
+            and not other.pins
+            and tokens[: len(held)] == held
         ]
-        self.bank.keep(entry, tokens)
+
+    def check_gone(self, going: list[Banked]) -> None:
         for other in going:
             assert other.dropped
             del self.kept[other]
@@ -619,8 +632,15 @@ class FilesMachine(RowsMachine):
 
     def write_all(self) -> None:
         while self.spill is not None and self.spill.job is not None:
-            self.bank.settle(self.spill.finish())
+            self.settle(self.spill.finish())
             self.seen["written"] += 1
+
+    def settle(self, done: SpillDone) -> Banked:
+        filed = {entry for entry in self.kept if entry.path is not None}
+        entry = self.bank.settle(done)
+        if entry in self.kept and not (done.job.reads or done.problem):
+            self.check_gone([other for other in self.openings(entry, self.kept[entry]) if other in filed])
+        return entry
 
     @precondition(lambda self: self.spill.job is not None)
     @rule(fate=FATES)
@@ -637,7 +657,7 @@ class FilesMachine(RowsMachine):
         failed = not reads and fate in ("fails", "full")
         done = spill.fail(full=fate == "full") if failed else spill.finish()
         assert bool(done.problem) == (harmed or failed)
-        entry = self.bank.settle(done)
+        entry = self.settle(done)
         if reads:
             assert entry.in_memory == (not harmed and not entry.dropped)
             assert self.lost - before == (harmed and entry not in closing)

@@ -119,6 +119,7 @@ class HostBackend:
     def __init__(self, threads: int) -> None:
         """Start the threads; 0 takes one per usable core. Raises ModelError when they cannot start."""
         self.pool = ThreadPool(threads)
+        self.numerics = f"{self.name} {library.level()}"
 
     def page_bytes(self, plan: Plan, codec: KVCodec) -> int:
         """See Backend."""

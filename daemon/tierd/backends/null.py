@@ -272,7 +272,7 @@ class NullBackend:
         page_positions: int = 4,
         before_step: Callable[[Batch], None] | None = None,
     ) -> None:
-        self.name = name
+        self.name = self.numerics = name
         self.page_positions = page_positions
         self._before_step = before_step
 

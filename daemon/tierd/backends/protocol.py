@@ -148,10 +148,12 @@ class Backend(Protocol):
 
     name: of the device; its executors carry it.
     page_positions: positions held by one page of K/V.
+    numerics: names all that the bits of what it computes depend on, besides the plan.
     """
 
     name: str
     page_positions: int
+    numerics: str
 
     def page_bytes(self, plan: Plan, codec: KVCodec) -> int:
         """Return the bytes of one page, all layers. UnsupportedModelError when the codec does not fit."""

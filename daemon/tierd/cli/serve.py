@@ -38,7 +38,7 @@ from tierd.http import (
 from tierd.http.listeners import listen, listen_at, url
 from tierd.kv.bank import Bank, Banked
 from tierd.kv.gone import Gone
-from tierd.kv.sizing import bank_limit
+from tierd.kv.sizing import bank_limit, mib
 from tierd.kv.spill import open_spill
 from tierd.metrics import Metrics
 from tierd.settings import AdminSettings, ModelSettings, Settings, admin_sockets
@@ -63,7 +63,9 @@ def run(settings: Settings) -> None:
         inbox: SimpleQueue[Message] = SimpleQueue()
         spill = open_spill(settings.state, inbox.put)
         bank = Bank(bank_limit(settings.kv), on_drop=partial(_dropped, gone, metrics), spill=spill)
-        tier = Tier(settings, HostSite(backend), backend.pool, bank=bank, gone=gone)
+        if bank.count:
+            log.info("state.dir: found %d conversations of before, %s", bank.count, mib(bank.spilled))
+        tier = Tier(settings, HostSite(backend, bank=bank), backend.pool, bank=bank, gone=gone)
         metrics.gpu_memory.labels("used").set_function(lambda: tier.status().used)
         metrics.gpu_memory.labels("budget").set_function(lambda: tier.status().budget)
         engine = Engine(
@@ -100,13 +102,14 @@ def _dropped(gone: Gone, metrics: Metrics, entry: Banked) -> None:
     gone.dropped(entry)
     metrics.bank_dropped.labels(entry.model).inc()
     metrics.bank_dropped_positions.labels(entry.model).inc(entry.valid)
-    if entry.damaged:
+    if entry.damaged:  # the bank has said so
         metrics.bank_damaged.labels(entry.model).inc()
+        return
     log.info(
-        "model=%s dropped the K/V of a parked conversation, %d positions: %s",
+        "model=%s dropped the K/V of a parked conversation, %d positions: the bank is full; see kv.bank_mb "
+        "and state.dir",
         entry.model,
         entry.valid,
-        "its file cannot be read" if entry.damaged else "the bank is full; see kv.bank_mb and state.dir",
     )
 
 

@@ -64,6 +64,7 @@ class Engine:
     ) -> None:
         settings = settings or Settings()
         self.reader_backlog = settings.server.reader_backlog
+        self._save_s = settings.state.save_s if bank is not None and bank.saves else 0.0
         self._inbox: SimpleQueue[Message] = inbox or SimpleQueue()
         self._tier = tier
         self._loop = Loop(self._inbox, deliver, open_slot, metrics, settings, bank, tier, release)
@@ -110,14 +111,15 @@ class Engine:
         """End all requests with UnavailableError, then free every model. Nothing happens when it has stopped.
 
         Requests end at once, but a step that is running, or a file being opened, is waited for, at
-        most `timeout` seconds. Returns False when one runs still: its backend must not be closed then.
+        most `timeout` seconds, and state.save_s beyond that for K/V to be written. Returns False when one
+        runs still: its backend must not be closed then.
         """
         with self._lock:
             if self._open:
                 self._open = False
                 self._inbox.put(Stop())
         if self._thread.ident is not None:
-            self._thread.join(timeout)
+            self._thread.join(timeout + self._save_s)
         if self._thread.is_alive():
             log.error("left behind what still runs %g s after the engine was told to stop", timeout)
             return False

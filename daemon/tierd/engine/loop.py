@@ -33,6 +33,7 @@ from tierd.engine.catalogue import Catalogue, describe
 from tierd.engine.dance import Dance
 from tierd.engine.fallbacks import Fallbacks
 from tierd.engine.flights import counting
+from tierd.engine.keeping import Keeper
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import (
     Activate,
@@ -127,6 +128,7 @@ class Loop:
             inbox=inbox,
             tier=tier,
         )
+        self._keeper = Keeper(settings.state, bank)
         self._release = release
         self._unloads: dict[str, Unload] = {}  # by model, until they are done
         self._devices: dict[str, Device] = {}
@@ -137,8 +139,8 @@ class Loop:
         self._stopping = False
 
     def run(self) -> None:
-        """Take turns until a Stop has come and all that was going on then is over."""
-        while not self._stopping or self._busy:
+        """Take turns until a Stop has come, and all that was going on then is over, and is kept."""
+        while not self._stopping or self._busy or not self._keeper.finished:
             self._receive()
             self._turn()
         for device in self._devices.values():
@@ -192,7 +194,7 @@ class Loop:
         """When something is to be done though no message comes, monotonic seconds; None: never."""
         due = [queue.deadline(slot, self._settings.queue) for slot in self._slots.values()]
         due += self._readers.deadline, None if self._stopping else self._fallbacks.deadline
-        due.append(self._dance.deadline)
+        due += self._dance.deadline, self._keeper.deadline
         due += [
             unload.until
             for model, unload in self._unloads.items()
@@ -217,11 +219,15 @@ class Loop:
         while going:
             self._expire()
             self._feed()
-            while self._fallbacks.route() | self._dance.step():
+            while self._fallbacks.route() | self._dance.step() | self._keep():
                 self._feed()
             self._finish_unloads()
             self._publish()
             going = self._answers.send()
+
+    def _keep(self) -> bool:
+        """Have conversations written that are to outlive the process; return whether rows are to move."""
+        return self._keeper.step(self._everyone, last=self._stopping and not self._busy)
 
     def _feed(self) -> None:
         """Give the devices what they can take."""
@@ -353,6 +359,7 @@ class Loop:
                 self._stopping = True
                 self._drain(CLOSED)
                 self._dance.stop()
+                self._keeper.stop()
                 for slot, sequence in list(self._live.values()):
                     self.end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
 
@@ -464,6 +471,8 @@ class Loop:
             self._fail_load(load, result)
             return
         self._slots[result.id] = result
+        if self._bank is not None:
+            self._bank.review(result.id, result.home.origin, result.executor.row_bytes)
         self._fallbacks.enter(result)
         self._dance.enter(result)
         self.enter(result)
@@ -566,6 +575,7 @@ class Loop:
             return
         slots = [slot for slot in self._slots.values() if flush.model in (None, slot.id)]
         freed = {slot.id: slot.flush() for slot in slots}
+        self._keeper.forget()
         for model, pages in freed.items():
             log.info("model=%s flushed the prefix cache, %d pages", model, pages)
         flush.freed.set_result(sum(freed.values()))
@@ -610,6 +620,8 @@ class Loop:
         self._ledger.published(self.snapshot)
         self._hand_over()
         if self._draining and not self._live:
+            if self._drains:
+                self._keeper.ask()
             for drained in self._drains:
                 drained.set_result(None)
             self._drains.clear()

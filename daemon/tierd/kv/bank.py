@@ -6,20 +6,22 @@ streams stay until they are closed. Parked ones make room for others, the least 
 
 With a spill, parked entries are written to files in the background, so that half of the bank can be had at
 once: the memory of an entry whose file is complete is given up and nothing lost. What is found in a file only
-must be fetched before it is read.
+must be fetched before it is read. Files of an earlier process are entries from the start.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from tierd.kv.banked import Banked
 from tierd.kv.openings import Tokens, longest_opening, pack
-from tierd.kv.spill import Rows, Spill, SpillDone, SpillJob, header_of
+from tierd.kv.origin import place_of, strangeness
+from tierd.kv.row_files import Header, Rows
+from tierd.kv.spill import Spill, SpillDone, SpillJob
 
 __all__ = ["Bank", "Banked"]
 
@@ -48,6 +50,9 @@ class Bank:
         self._entries: dict[Banked, None] = {}  # in order of last use, the oldest first
         self._at_work: Banked | None = None  # whose file is being written or read
         self._to_fetch: deque[Banked] = deque()
+        self._saving = False
+        if spill is not None:
+            self._take_up(spill)
 
     @property
     def count(self) -> int:
@@ -60,12 +65,20 @@ class Bank:
         return tuple(self._entries)
 
     def open(
-        self, model: str, origin: str, row_bytes: tuple[int, ...], positions: int, *, live: bool
+        self,
+        model: str,
+        origin: str,
+        row_bytes: tuple[int, ...],
+        positions: int,
+        *,
+        live: bool,
+        used: float | None = None,
     ) -> Banked | None:
         """Reserve room for so many positions; parked entries leave memory to make it, or are dropped.
 
-        origin: what computed the rows; nothing else may go on with what is found. None when there is no room,
-        and then nothing is dropped, or when the system refuses so much memory.
+        origin: what computed the rows; nothing else may go on with what is found. used: when the conversation
+        was last, seconds since the epoch; None: now. None when there is no room, and then nothing is dropped,
+        or when the system refuses so much memory.
         """
         if not self._make_room(positions * sum(row_bytes)):
             return None
@@ -75,15 +88,18 @@ class Bank:
             return None
         self.used += entry.bytes
         self._entries[entry] = None
+        if used is not None:
+            entry.used = used
+            self._entries = dict.fromkeys(sorted(self._entries, key=lambda entry: entry.used))
         self._go_on()
         return entry
 
     def keep(self, entry: Banked, tokens: Tokens) -> None:
         """Note that an entry has the rows of these tokens: it can be found and, unless live, dropped.
 
-        They change no more. Parked entries that have nothing but rows of an opening of them go: nobody needs
-        those any more. ValueError without tokens, with more than it has positions, and for an entry that is
-        closed or kept already.
+        They change no more. Parked entries that have nothing but rows of an opening of them go, for nobody
+        needs those any more; where they have a file, once this entry has one too. ValueError without tokens,
+        with more than it has positions, and for an entry that is closed or kept already.
         """
         self._refuse_closed(entry)
         if entry.kept:
@@ -91,8 +107,7 @@ class Bank:
         if not 0 < len(tokens) <= entry.positions:
             raise ValueError(f"cannot keep {len(tokens)} tokens in {entry.positions} positions")
         entry.packed = pack(tokens)
-        for other in [other for other in self._entries if _has_more(entry, other)]:
-            self._remove(other)
+        self._replace(entry, lambda other: other.path is None)
         self._go_on()
 
     def parked(self, entry: Banked) -> None:
@@ -150,7 +165,7 @@ class Bank:
     def touch(self, entry: Banked) -> None:
         """Count this as an entry's last use. ValueError for one that is closed."""
         self._refuse_closed(entry)
-        entry.unwritable = False
+        entry.unwritable, entry.used = False, time.time()
         del self._entries[entry]
         self._entries[entry] = None
 
@@ -193,6 +208,78 @@ class Bank:
             self.close(entry)
         return len(gone)
 
+    # ---- Over a restart
+
+    @property
+    def saves(self) -> bool:
+        """Whether what lies in files outlives the process."""
+        return self._spill is not None
+
+    @property
+    def filed(self) -> int:
+        """How many entries have a file."""
+        return sum(entry.path is not None for entry in self._entries)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a file is being written or read, or will be."""
+        return self._at_work is not None
+
+    def begin_to_save(self) -> None:
+        """Write all parked entries to files from now on, those used last first."""
+        self._saving = True
+        for entry in self._entries:
+            entry.unwritable = False
+        self._go_on()
+
+    def end_saving(self) -> None:
+        """Write only what makes room in memory again."""
+        self._saving = False
+
+    def rest(self, entry: Banked) -> None:
+        """Give up the memory of an entry, if it lies in a file and nobody reads its rows."""
+        if entry.droppable and entry.in_memory and entry.path is not None:
+            self._leave_memory(entry)
+
+    def review(self, model: str, origin: str, row_bytes: tuple[int, ...]) -> None:
+        """Look through what an earlier process has left of a model that has been loaded.
+
+        Rows of another file, codec or version are forgotten, those that were computed elsewhere ignored; each
+        with a line in the log.
+        """
+        left = [entry for entry in self._entries if entry.found and entry.model == model]
+        for entry in left:
+            entry.found = False
+            strange = strangeness(entry.origin, origin) or (
+                "other layers" if entry.row_bytes != row_bytes else ""
+            )
+            if strange:
+                log.warning("model=%s ignored and removed %s: it is of %s", model, entry.path, strange)
+                self.close(entry)
+            elif entry.origin != origin:
+                log.warning(
+                    "model=%s ignores %s: its rows were computed by %s, not by %s",
+                    model,
+                    entry.path,
+                    place_of(entry.origin),
+                    place_of(origin),
+                )
+
+    def _take_up(self, spill: Spill) -> None:
+        """Enter the files that an earlier process has left, as far as they may stay."""
+        for path, header in sorted(spill.found.items(), key=lambda item: item[1].used):
+            entry = Banked.left_in(path, header)
+            self._entries[entry] = None
+            self.spilled += entry.file_bytes
+        for entry in self.entries:
+            if self.spilled > spill.limit:
+                self._remove(entry)
+
+    def _replace(self, entry: Banked, going: Callable[[Banked], bool]) -> None:
+        """Remove those of the entries that are going of which an entry has all that they have."""
+        for other in [other for other in self._entries if going(other) and _has_more(entry, other)]:
+            self._remove(other)
+
     # ---- Room
 
     def _make_room(self, wanted: int) -> bool:
@@ -219,6 +306,8 @@ class Bank:
         return True
 
     def _leave_memory(self, entry: Banked) -> None:
+        if self._spill is not None:
+            self._spill.free(entry.layers)
         entry.layers = []
         self.used -= entry.bytes
 
@@ -259,7 +348,19 @@ class Bank:
             entry.unwritable = True
 
     def _next_to_write(self) -> Banked | None:
-        """Return the parked entry to be written next, None while half of the memory can be had at once."""
+        """Return the parked entry to be written next, None while half of the memory can be had at once.
+
+        While all are to be saved, that used last.
+        """
+        if self._saving:
+            return next(
+                (
+                    entry
+                    for entry in reversed(self._entries)
+                    if entry.in_memory and entry.path is None and entry.droppable and not entry.unwritable
+                ),
+                None,
+            )
         if self.used <= self.limit // 2:
             return None
         entries = [entry for entry in self._entries if entry.in_memory and entry.path is None]
@@ -268,7 +369,7 @@ class Bank:
         return next((entry for entry in entries if entry.droppable and not entry.unwritable), None)
 
     def _start_writing(self, spill: Spill, entry: Banked) -> bool:
-        job = _job(spill, entry, spill.new_path(), entry.layers, reads=False)
+        job = _job(entry, spill.new_path(), _header(entry), entry.layers, reads=False)
         if not self._make_file_room(entry, self.spilled + job.size - spill.limit):
             return False
         self.spilled += job.size
@@ -280,7 +381,9 @@ class Bank:
     def _settle_written(self, entry: Banked, done: SpillDone) -> None:
         if not done.problem:
             self._spill_fails = False
-            entry.path, entry.file_bytes = done.job.path, done.job.size
+            entry.path, entry.header, entry.file_bytes = done.job.path, done.job.header, done.job.size
+            if not entry.closing:
+                self._replace(entry, lambda other: other.path is not None)
             return
         self.spilled -= done.job.size
         if not self._spill_fails:
@@ -308,14 +411,20 @@ class Bank:
     def _start_fetching(self, spill: Spill, entry: Banked) -> None:
         assert entry.path is not None
         self._at_work = entry
-        spill.start(_job(spill, entry, entry.path, entry.incoming, reads=True))
+        spill.start(_job(entry, entry.path, entry.header, entry.incoming, reads=True))
 
     def _settle_fetched(self, entry: Banked, done: SpillDone) -> None:
         layers, entry.incoming = entry.incoming, []
         if not done.problem:
             entry.layers = layers
         else:
-            log.warning("state.dir: cannot read %s back: %s", done.job.path, done.problem)
+            log.warning(
+                "model=%s cannot read %s back: %s; %d positions are computed again",
+                entry.model,
+                done.job.path,
+                done.problem,
+                entry.valid,
+            )
             self.used -= entry.bytes
             entry.damaged = entry.dropped = True
             if not entry.closing:
@@ -348,7 +457,7 @@ class Bank:
         assert entry.path is not None
         self._spill.remove(entry.path)
         self.spilled -= entry.file_bytes
-        entry.path, entry.file_bytes = None, 0
+        entry.path, entry.header, entry.file_bytes = None, b"", 0
 
 
 def _has_more(entry: Banked, other: Banked) -> bool:
@@ -363,17 +472,18 @@ def _has_more(entry: Banked, other: Banked) -> bool:
     )
 
 
-def _job(spill: Spill, entry: Banked, path: Path, layers: list[Rows], *, reads: bool) -> SpillJob:
-    """Return the job that moves an entry's valid rows to or from its file."""
-    header = header_of(
-        {
-            "run": spill.run,
-            "model": entry.model,
-            "origin": entry.origin,
-            "row_bytes": entry.row_bytes,
-            "positions": entry.valid,
-            "tokens": hashlib.blake2b(entry.packed or b"", digest_size=16).hexdigest(),
-        }
+def _header(entry: Banked) -> bytes:
+    header = Header(
+        model=entry.model,
+        origin=entry.origin,
+        row_bytes=entry.row_bytes,
+        tokens=entry.packed or b"",
+        used=int(1000 * entry.used),
     )
+    return header.pack()
+
+
+def _job(entry: Banked, path: Path, header: bytes, layers: list[Rows], *, reads: bool) -> SpillJob:
+    """Return the job that moves an entry's valid rows to or from its file."""
     rows = tuple(layer[: entry.valid] for layer in layers)
     return SpillJob(path=path, header=header, rows=rows, reads=reads)

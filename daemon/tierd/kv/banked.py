@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from tierd.kv.openings import TOKEN_BYTES, unpack
-from tierd.kv.spill import Rows
+from tierd.kv.row_files import Header, Rows
 
 
 class Banked:
@@ -20,8 +21,10 @@ class Banked:
     dropped: it had to make room, or was closed, or could not be fetched (`damaged`), or another has its rows
     and more: its own are gone.
     incoming: where `layers` are being fetched to. waiting: who is called then.
-    path, file_bytes: of its file, once that is complete.
-    unwritable: there will be none, at least until it is used again.
+    used: when that was last, seconds since the epoch.
+    path, header, file_bytes: of its file, once that is complete; header: what it begins with.
+    found: an earlier process has left it, and its model has not been loaded since.
+    unwritable: there will be no file, at least until it is used again.
     """
 
     __slots__ = (
@@ -29,6 +32,8 @@ class Banked:
         "damaged",
         "dropped",
         "file_bytes",
+        "found",
+        "header",
         "incoming",
         "layers",
         "live",
@@ -40,19 +45,27 @@ class Banked:
         "positions",
         "row_bytes",
         "unwritable",
+        "used",
         "waiting",
     )
 
     def __init__(
-        self, model: str, origin: str, row_bytes: tuple[int, ...], positions: int, *, live: bool
+        self,
+        model: str,
+        origin: str,
+        row_bytes: tuple[int, ...],
+        positions: int,
+        *,
+        live: bool,
+        in_memory: bool = True,
     ) -> None:
-        """Raise MemoryError when the system refuses so much memory."""
+        """in_memory: with memory for its rows; MemoryError when the system refuses so much."""
         self.model = model
         self.origin = origin
         self.row_bytes = row_bytes
         self.positions = positions
         self.live = live
-        self.layers = self.new_layers()
+        self.layers = self.new_layers() if in_memory else []
         self.packed: bytes | None = None  # tokens, once it is kept
         self.pins = 0
         self.closing = False
@@ -60,9 +73,23 @@ class Banked:
         self.damaged = False
         self.incoming: list[Rows] = []
         self.waiting: list[Callable[[bool], None]] = []
+        self.used = time.time()
         self.path: Path | None = None
+        self.header = b""
         self.file_bytes = 0
+        self.found = False
         self.unwritable = False
+
+    @classmethod
+    def left_in(cls, path: Path, header: Header) -> Banked:
+        """Return a parked entry of rows that lie in a file with that header."""
+        entry = cls(
+            header.model, header.origin, header.row_bytes, header.positions, live=False, in_memory=False
+        )
+        entry.packed, entry.used, entry.found = header.tokens, header.used / 1000, True
+        entry.path, entry.header = path, header.pack()
+        entry.file_bytes = header.file_bytes
+        return entry
 
     def new_layers(self) -> list[Rows]:
         """Return memory for its rows."""

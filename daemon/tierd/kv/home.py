@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from tierd.backends.protocol import Executor
 from tierd.core import Request, Sequence
 from tierd.kv.moves import Move
+from tierd.kv.openings import Packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,20 @@ class Room:
     used: int
     cached: int
     reserved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parked:
+    """A conversation whose stream has ended, and whose rows lie in pages.
+
+    used: when it was last, seconds since the epoch. stands: tells whether the rows are there still: nothing
+    keeps these pages from being given to others.
+    """
+
+    tokens: Packed
+    pages: tuple[int, ...]
+    used: float
+    stands: Callable[[], bool]
 
 
 class Home(Protocol):
@@ -74,6 +89,9 @@ class Home(Protocol):
 
     def settled(self, sequence: Sequence) -> None:
         """Note that nothing writes any more to the pages of a stream that has been let go."""
+
+    def next_to_save(self) -> Parked | None:
+        """Return the conversation that ended last of those that this has not returned yet, None without."""
 
     def flush(self) -> int:
         """Forget the rows of streams that have ended; return how many pages are free now that were not."""

@@ -1,4 +1,7 @@
-"""A home of small pages: streams take them as they grow, and share whole ones of equal prompts."""
+"""A home of small pages: streams take them as they grow, and share whole ones of equal prompts.
+
+Where the bank knows more of a prompt than the pages do, the rest is brought from there.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from collections.abc import Iterable
 
 from tierd.backends.protocol import Executor
 from tierd.core import Request, Sequence
-from tierd.kv.home import Room
+from tierd.kv.bank import Bank
+from tierd.kv.home import Parked, Room
 from tierd.kv.moves import Move
+from tierd.kv.openings import Packed, pack
 from tierd.kv.pool import PagePool
-from tierd.kv.prefix import PrefixCache
+from tierd.kv.prefix import Match, PrefixCache
+from tierd.kv.saved import SavedEntry
 from tierd.kv.sizing import pages_for
 
 
@@ -21,15 +27,27 @@ class PagedHome:
     partly equal the rows are copied.
     """
 
-    def __init__(self, executor: Executor, *, prefix_cache: bool = True) -> None:
-        """prefix_cache: False: no page outlives its streams."""
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        model: str = "",
+        origin: str = "",
+        bank: Bank | None = None,
+        prefix_cache: bool = True,
+    ) -> None:
+        """origin: of its rows; no others are found in the bank. prefix_cache: False: no page outlives its
+        streams, and nothing is found.
+        """
         self.executor = executor
-        self.origin = executor.name
+        self.origin = origin or executor.name
         self.most = executor.pages * executor.page_positions
         self.keeps = prefix_cache
         self.moves: deque[Move] = deque()
         self.pool = PagePool(executor.pages)
         self.prefixes = PrefixCache(self.pool, executor.page_positions, enabled=prefix_cache)
+        self._model = model
+        self._bank = bank
 
     @property
     def room(self) -> Room:
@@ -91,6 +109,11 @@ class PagedHome:
             self.pool.retain(page)
         self.pool.reserve(needed - len(match.pages))
         sequence.pages.extend(match.pages)
+        banked = self._find_banked(sequence, match)
+        if banked is not None:
+            sequence.fed = len(match.pages) * self.executor.page_positions
+            self._bring_banked(sequence, banked)
+            return
         if match.source is not None:
             self.pool.touch(match.source)
             page = self._take()
@@ -99,10 +122,7 @@ class PagedHome:
                 rows = match.positions % self.executor.page_positions
                 self.executor.copy_rows(match.source, page, rows)
             sequence.pages.append(page)
-        sequence.fed = match.positions
-        sequence.mixed = False
-        if not sequence.generated:
-            sequence.cached = match.positions
+        self._begin(sequence, match.positions)
 
     def cover(self, sequence: Sequence, end: int) -> None:
         """See Home."""
@@ -129,9 +149,59 @@ class PagedHome:
             self.pool.release(page)
         sequence.held.clear()
 
-    def flush(self) -> int:
+    def next_to_save(self) -> Parked | None:
         """See Home."""
+        chain = self.prefixes.take_new()
+        if chain is None:
+            return None
+        return Parked(
+            tokens=Packed(chain.tokens),
+            pages=chain.pages,
+            used=chain.since,
+            stands=lambda: self.prefixes.holds(chain),
+        )
+
+    def flush(self) -> int:
+        """See Home. What is in the bank is forgotten as well."""
+        if self._bank is not None:
+            self._bank.flush(self._model)
         return self.prefixes.flush()
+
+    def _find_banked(self, sequence: Sequence, match: Match) -> SavedEntry | None:
+        """Return what the bank has of a stream's tokens, if that is more than the pages have."""
+        if self._bank is None or not self.keeps:
+            return None
+        tokens = Packed(pack(sequence.tokens[:-1]))
+        found = self._bank.find(self._model, self.origin, tokens, minimum=match.positions + 1)
+        if found is None:
+            return None
+        self._bank.touch(found[0])
+        return SavedEntry(self._bank, *found)
+
+    def _bring_banked(self, sequence: Sequence, saved: SavedEntry) -> None:
+        """Have the bank's rows behind a stream's shared pages, which are fed, brought into new ones."""
+        start = sequence.fed
+        self.cover(sequence, saved.positions)
+
+        def fetched(there: bool) -> None:
+            stop = saved.positions if there else start
+
+            def arrived(moved: bool) -> None:
+                sequence.moves -= 1
+                self._begin(sequence, stop if moved else start)
+                saved.close()
+
+            pages, layers = tuple(sequence.pages), [layer[start:] for layer in saved.layers]
+            self.moves.append(Move(sequence, pages, layers, start, stop, inward=True, finish=arrived))
+
+        sequence.moves += 1
+        saved.fetch(fetched)
+
+    def _begin(self, sequence: Sequence, positions: int) -> None:
+        """Let a stream go on from so many positions."""
+        sequence.fed, sequence.mixed = positions, False
+        if not sequence.generated:
+            sequence.cached = positions
 
     def _bring(self, sequence: Sequence) -> None:
         """Have a stream's own rows, which are outside, brought into new pages."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,12 +43,38 @@ class Match:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """A page in the cache. tokens: packed. before: the key it follows. key: its own; None: partly filled."""
+    """A page in the cache. tokens: packed. before: the key it follows. key: its own; None: partly filled.
+
+    since: when it came, seconds since the epoch.
+    """
 
     page: int
     tokens: bytes
     before: bytes
     key: bytes | None
+    since: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """A conversation in the cache: its pages, from the first position on."""
+
+    entries: tuple[_Entry, ...]
+
+    @property
+    def tokens(self) -> bytes:
+        """Those of all pages, packed."""
+        return b"".join(entry.tokens for entry in self.entries)
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """In order of their positions."""
+        return tuple(entry.page for entry in self.entries)
+
+    @property
+    def since(self) -> float:
+        """When its last page came, seconds since the epoch."""
+        return self.entries[-1].since
 
 
 def chain_key(before: bytes, tokens: bytes) -> bytes:
@@ -70,6 +97,7 @@ class PrefixCache:
         self._whole: dict[bytes, _Entry] = {}  # by key
         # By the key before them, in the order of their tokens; none is a prefix of another.
         self._after: dict[bytes, list[_Entry]] = {}
+        self._new_ends: dict[_Entry, None] = {}  # last pages of chains that `take_new` has not returned
 
     def __len__(self) -> int:
         """Pages that can be found, whether a stream holds them or not."""
@@ -109,6 +137,21 @@ class PrefixCache:
         for page in reversed(kept):
             self._pool.touch(page)
 
+    def take_new(self) -> Chain | None:
+        """Return the latest chain that has not been returned yet, in which others may go on; None without."""
+        if not self._new_ends:
+            return None
+        end = max(self._new_ends, key=lambda entry: entry.since)
+        del self._new_ends[end]
+        entries = [end]
+        while (before := self._whole.get(entries[-1].before)) is not None:
+            entries.append(before)
+        return Chain(tuple(reversed(entries)))
+
+    def holds(self, chain: Chain) -> bool:
+        """Whether a chain's pages are still what they were."""
+        return all(self._entries.get(entry.page) is entry for entry in chain.entries)
+
     def evict(self) -> None:
         """Free the cached page whose last use is longest ago. ValueError when none is cached."""
         self._forget(self._entries[self._pool.oldest])
@@ -118,6 +161,7 @@ class PrefixCache:
         self._entries.clear()
         self._whole.clear()
         self._after.clear()
+        self._new_ends.clear()
         return self._pool.discard_all()
 
     def _parts(self, tokens: bytes) -> list[bytes]:
@@ -161,7 +205,10 @@ class PrefixCache:
         if at and tokens.startswith(siblings[at - 1].tokens):
             at -= 1
             self._forget(siblings[at])
-        entry = _Entry(page, tokens, before, key)
+        entry = _Entry(page, tokens, before, key, time.time())
+        if before in self._whole:
+            self._new_ends.pop(self._whole[before], None)
+        self._new_ends[entry] = None
         self._after.setdefault(before, siblings).insert(at, entry)
         self._entries[page] = entry
         if key is not None:
@@ -171,7 +218,8 @@ class PrefixCache:
 
     def _forget(self, entry: _Entry) -> None:
         """Take a page out, and all that follows it: nothing could be found there any more."""
-        gone = [entry]
+        gone, before = [entry], self._whole.get(entry.before)
+        new = False
         while gone:
             entry = gone.pop()
             siblings = self._after[entry.before]
@@ -181,8 +229,12 @@ class PrefixCache:
             if entry.key is not None:
                 del self._whole[entry.key]
                 gone += self._after.get(entry.key, ())
+            new |= entry in self._new_ends
+            self._new_ends.pop(entry, None)
             del self._entries[entry.page]
             self._pool.discard(entry.page)
+        if new and before is not None and before.key not in self._after:
+            self._new_ends[before] = None
 
 
 def _pack(tokens: Sequence[int]) -> bytes:

@@ -1,8 +1,7 @@
-"""Files for the rows that the bank's memory does not hold: one for each entry, none outlives the process.
+"""The folder of the bank's files of rows, and the thread that writes and reads them.
 
-A file is its header, which says whose rows they are, then the rows, store by store, then a checksum of
-all that. It is read back only as a whole, and believed only when it is as it was written. One thread
-writes and reads; it owns nothing: it gets jobs and posts how they went.
+Files outlive the process: the next one finds them here. One process at a time has the folder. The thread owns
+nothing: it gets jobs and posts how they went.
 """
 
 from __future__ import annotations
@@ -10,30 +9,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
-import json
+import logging
 import os
-import secrets
 import threading
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-import numpy as np
-import numpy.typing as npt
-
 from tierd.errors import SettingsError
+from tierd.kv import row_files
+from tierd.kv.row_files import DRAFT, SUFFIX, Header, RowFileError, Rows
 from tierd.settings import StateSettings
 
-Rows = npt.NDArray[np.uint8]
+log = logging.getLogger(__name__)
 
 _MIB = 1 << 20
-_SLICE = 4 * _MIB  # written or read at once
-_CHECKSUM_BYTES = 4  # CRC-32: against damage, not malice, and five times as fast as a digest
-_SUFFIX = ".rows"
-# What stays free of a disk on which no limit was set.
-_FREE_SHARE = 0.05
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -53,7 +44,7 @@ class SpillJob:
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return len(self.header) + sum(rows.nbytes for rows in self.rows) + _CHECKSUM_BYTES
+        return row_files.size_of(self.header, self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,29 +59,31 @@ class SpillDone:
 class Spill:
     """A folder of files, and the thread that writes and reads them.
 
-    limit: bytes that all files may take, as far as the disk has room for them. run: differs each time, so
-    that no file of another process can be taken for one of this.
+    limit: bytes that all files may take, as far as the disk has room for them. found: the files that an
+    earlier process has left, with their headers.
     """
 
     def __init__(self, folder: Path, post: Callable[[SpillDone], None], limit: int) -> None:
-        """Make the folder, lock it and remove what an earlier run has left there. Raises SettingsError.
+        """Make the folder, lock it, and look through what lies there. Raises SettingsError.
 
-        post: called by the thread with each job that is done.
+        What is no good is removed, with a line in the log. post: called by the thread with each job that is
+        done.
         """
         self.limit = limit
-        self.run = secrets.token_hex(8)
         self._folder = folder
         self._post = post
-        self._numbers = itertools.count()
-        self._work: SimpleQueue[SpillJob | Path | None] = SimpleQueue()
+        self._work: SimpleQueue[SpillJob | Path | list[Rows] | None] = SimpleQueue()
         self._lock = _claim_folder(folder)
+        self.found = _look_through(folder)
+        numbers = (int(path.stem) for path in self.found if path.stem.isdecimal())
+        self._numbers = itertools.count(max(numbers, default=-1) + 1)
         # A daemon: a hung disk must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="tierd-spill", daemon=True)
         self._thread.start()
 
     def new_path(self) -> Path:
-        """Return the path of a file that there has never been in this run."""
-        return self._folder / f"{next(self._numbers)}{_SUFFIX}"
+        """Return the path of a file that there has never been while this one was in use."""
+        return self._folder / f"{next(self._numbers)}{SUFFIX}"
 
     def start(self, job: SpillJob) -> None:
         """Do a job after all that was asked for before. Never blocks."""
@@ -100,8 +93,12 @@ class Spill:
         """Remove a file after all that was asked for before. Never blocks."""
         self._work.put(path)
 
+    def free(self, rows: list[Rows]) -> None:
+        """Let go of rows that the caller has no more use for: to give much memory back takes a while."""
+        self._work.put(rows)
+
     def close(self, timeout: float | None = None) -> bool:
-        """Finish what was asked for, and remove all files. Returns whether that was done in time."""
+        """Finish what was asked for, and let others have the folder. Returns whether it was done in time."""
         self._work.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -109,10 +106,10 @@ class Spill:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             if isinstance(work, Path):
-                _remove(work)
-            else:
+                row_files.remove(work)
+            elif isinstance(work, SpillJob):
                 self._post(carry_out(work))
-        _remove_all(self._folder)
+            del work  # before it waits for more
         os.close(self._lock)
 
 
@@ -123,67 +120,25 @@ def open_spill(settings: StateSettings, post: Callable[[SpillDone], None]) -> Sp
     return Spill(settings.dir / "bank", post, settings.max_mb * _MIB or 1 << 62)
 
 
-def header_of(what: dict[str, object]) -> bytes:
-    """Return the header that says so: a line that names the format, then a line of JSON."""
-    return b"tierd rows 1\n" + json.dumps(what, sort_keys=True).encode() + b"\n"
-
-
 def carry_out(job: SpillJob) -> SpillDone:
     """Do a job. Never raises; of what it could not write nothing is left."""
     try:
-        problem = _read(job) if job.reads else _write(job)
+        if job.reads:
+            row_files.read(job.path, job.header, job.rows)
+        else:
+            row_files.write(job.path, job.header, job.rows)
     except OSError as error:
         full = not job.reads and error.errno in _FULL
         return SpillDone(job=job, problem=error.strerror or str(error), full=full)
+    except RowFileError as error:
+        return SpillDone(job=job, problem=str(error))
     except Exception as error:  # the job's failure, not the thread's
         return SpillDone(job=job, problem=f"{type(error).__name__}: {error}")
-    return SpillDone(job=job, problem=problem)
-
-
-def _write(job: SpillJob) -> str:
-    disk = os.statvfs(job.path.parent)
-    if disk.f_bavail * disk.f_frsize - job.size < _FREE_SHARE * disk.f_blocks * disk.f_frsize:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with open(os.open(job.path, flags, 0o600), "wb") as file:
-            checksum = zlib.crc32(job.header)
-            file.write(job.header)
-            for part in _slices(job.rows):
-                checksum = zlib.crc32(part, checksum)
-                file.write(part)
-            file.write(checksum.to_bytes(_CHECKSUM_BYTES, "little"))
-    except BaseException:
-        _remove(job.path)
-        raise
-    return ""
-
-
-def _read(job: SpillJob) -> str:
-    with open(os.open(job.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-        if os.fstat(file.fileno()).st_size != job.size:
-            return "it has another size than it was written with"
-        if file.read(len(job.header)) != job.header:
-            return "it holds other rows than those that were written"
-        checksum = zlib.crc32(job.header)
-        for part in _slices(job.rows):
-            if file.readinto(part) != len(part):
-                return "it ends early"
-            checksum = zlib.crc32(part, checksum)
-        if int.from_bytes(file.read(), "little") != checksum:
-            return "its checksum does not fit"
-    return ""
-
-
-def _slices(rows: tuple[Rows, ...]) -> Iterator[memoryview]:
-    for store in rows:
-        whole = store.reshape(-1).data
-        for start in range(0, len(whole), _SLICE):
-            yield whole[start : start + _SLICE]
+    return SpillDone(job=job)
 
 
 def _claim_folder(folder: Path) -> int:
-    """Make the folder private, lock and empty it; return the lock's descriptor. Raises SettingsError."""
+    """Make the folder private and lock it; return the lock's descriptor. Raises SettingsError."""
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -193,7 +148,6 @@ def _claim_folder(folder: Path) -> int:
         except OSError:
             os.close(lock)
             raise
-        _remove_all(folder)
     except BlockingIOError:
         raise SettingsError(f"state.dir: another tierd uses {folder}; choose another one") from None
     except OSError as error:
@@ -201,13 +155,16 @@ def _claim_folder(folder: Path) -> int:
     return lock
 
 
-def _remove_all(folder: Path) -> None:
-    for path in folder.glob(f"*{_SUFFIX}"):
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:  # it is in nobody's way: no path is used twice, and the next start tries again
-        pass
+def _look_through(folder: Path) -> dict[Path, Header]:
+    """Return the files of a folder whose headers are good; remove the others, and what is half written."""
+    for draft in folder.glob(f"*{DRAFT}"):
+        row_files.remove(draft)
+    found: dict[Path, Header] = {}
+    for path in folder.glob(f"*{SUFFIX}"):
+        try:
+            found[path] = row_files.read_header(path)
+        except (RowFileError, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            log.warning("state.dir: ignored and removed %s: %s", path, why)
+            row_files.remove(path)
+    return found

@@ -18,7 +18,7 @@ from tierd.backends.protocol import Executor
 from tierd.core import Request, SavedRows, Sequence
 from tierd.kv.bank import Bank, Banked
 from tierd.kv.gone import Gone
-from tierd.kv.home import Room
+from tierd.kv.home import Parked, Room
 from tierd.kv.moves import Move
 from tierd.kv.openings import Packed, pack, shared_opening
 from tierd.kv.saved import SavedEntry
@@ -70,6 +70,7 @@ class DeviceHome:
         self.used: list[float | None] = [None] * regions  # when, by region, in monotonic seconds
         self._fetching: dict[Sequence, SavedRows] = {}  # those whose rows are on their way from a file
         self._flushes = 0
+        self._saved: set[Claim] = set()  # those that `next_to_save` has returned
         self._tokens: dict[Sequence, Packed] = {}  # of those that have a region, as they were admitted
         # By whose rows they wait for; with how many.
         self._followers: dict[Sequence, list[tuple[Sequence, int]]] = {}
@@ -165,6 +166,25 @@ class DeviceHome:
         for claim in going:
             self._forget(claim)
         return len(going)
+
+    def next_to_save(self) -> Parked | None:
+        """See Home."""
+        claims = self.regions.claims()
+        self._saved &= set(claims)
+        claim = next((claim for claim in reversed(claims) if claim not in self._saved), None)
+        if claim is None:
+            return None
+        self._saved.add(claim)
+        region = self.regions.region_of(claim)
+        assert region is not None
+        used = self.used[region]
+        assert used is not None
+        return Parked(
+            tokens=self.regions.packed_of(claim),
+            pages=(region,),
+            used=time.time() - (time.monotonic() - used),
+            stands=lambda: self.regions.region_of(claim) == region,
+        )
 
     def vacate(self) -> None:
         """Have the rows of parked conversations brought to the bank, those used last if not all have room.

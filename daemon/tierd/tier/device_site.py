@@ -23,6 +23,7 @@ from tierd.errors import (
 )
 from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
+from tierd.kv.origin import origin_of
 from tierd.kv.sizing import check_context
 from tierd.models import GGUFFile
 from tierd.models.formats import KV_CODECS
@@ -107,7 +108,14 @@ class DeviceSite:
             placement = self._promise(model.id, need)
             packing = logged(f"model={model.id} packing its weights for the device")
             prepared = backend.prepare(plan, file, codec, packing)
-            marks = DeviceMarks(settings=model, want=want, need=need, placement=placement, prepared=prepared)
+            marks = DeviceMarks(
+                settings=model,
+                identity=file.identity(),
+                want=want,
+                need=need,
+                placement=placement,
+                prepared=prepared,
+            )
             seat = DeviceSeat(model.id, self)
             with self._lock:
                 self._seats[model.id], self._marks[model.id] = seat, marks
@@ -304,11 +312,12 @@ class DeviceSite:
         return dataclasses.replace(placed, seat=seat, marks=marks)
 
     def _placed(self, marks: DeviceMarks, backend: ResidentBackend, executor: Executor) -> Placed:
-        want, device = marks.want, backend.device
+        want, device, facts = marks.want, backend.device, backend.device.facts
+        place = f"{facts.name}, driver {facts.driver} {facts.driver_uuid}, {products_of(device)}"
         home = DeviceHome(
             executor,
             model=marks.model,
-            origin=f"{device.facts.name}, {products_of(device)}, {want.kv_dtype}",
+            origin=origin_of(marks.identity, want.kv_dtype, place),
             bank=self._bank,
             gone=self._gone,
             regions=want.regions,

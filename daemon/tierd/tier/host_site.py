@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tierd.backends.protocol import Backend
+from tierd.kv.bank import Bank
+from tierd.kv.origin import origin_of
 from tierd.kv.paged import PagedHome
 from tierd.kv.sizing import PromisedMemory
 from tierd.models import GGUFFile
@@ -19,9 +21,15 @@ class HostSite:
 
     outcome = "cpu"
 
-    def __init__(self, backend: Backend, promised: PromisedMemory | None = None) -> None:
-        """promised: what the models of the process may still take; None: a site has its own."""
+    def __init__(
+        self, backend: Backend, promised: PromisedMemory | None = None, *, bank: Bank | None = None
+    ) -> None:
+        """promised: what the models of the process may still take; None: a site has its own.
+
+        bank: where rows may be found that no page has. The engine thread alone uses it.
+        """
         self._backend = backend
+        self._bank = bank
         self._promised = promised or PromisedMemory()
 
     def put(self, model: ModelSettings, settings: Settings, plan: Plan, file: GGUFFile) -> Placed:
@@ -46,7 +54,13 @@ class HostSite:
             raise
         promised.settle(model.id, size.pages * need.page)
         return Placed(
-            home=PagedHome(executor, prefix_cache=settings.kv.prefix_cache),
+            home=PagedHome(
+                executor,
+                model=model.id,
+                origin=origin_of(file.identity(), codec.name, backend.numerics),
+                bank=self._bank,
+                prefix_cache=settings.kv.prefix_cache,
+            ),
             context=size.context,
             outcome=self.outcome,
             device=backend.name,

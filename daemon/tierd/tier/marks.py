@@ -18,11 +18,12 @@ from tierd.tier.want import Want
 class DeviceMarks:
     """A model's; see `seat.Marks`. It needs its file no more.
 
-    want: what its load asked for. need: that in numbers, now. placement: what it gets. prepared: its weights,
-    mapped.
+    identity: of that, see `GGUFFile`. want: what its load asked for. need: that in numbers, now. placement:
+    what it gets. prepared: its weights, mapped.
     """
 
     settings: ModelSettings
+    identity: str
     want: Want
     need: Need
     placement: Placement
