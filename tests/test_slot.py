@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 
 import pytest
 
+from processes import children
 from tierd.backends.null import NullBackend
 from tierd.errors import ModelError, ModelFileError, SettingsError, UnsupportedModelError
 from tierd.settings import EngineSettings, KVSettings, LimitsSettings, ModelSettings, Settings
@@ -122,3 +124,21 @@ def test_prompts_get_no_more_rows_than_steps_have_besides_those_of_streams(
     slot = open_slot(model, settings, site)
     assert slot.chunk_rows == 20 - 3
     slot.close()
+
+
+def test_the_process_of_its_template_ends_with_it(tiny: Path) -> None:
+    gc.collect()
+    before = children()
+    slot = opened(tiny)
+    assert len(children() - before) == 1
+    slot.close()
+    assert not children() - before
+
+
+def test_an_error_that_is_kept_keeps_no_process(tiny: Path) -> None:
+    gc.collect()
+    before = children()
+    with pytest.raises(ModelError, match="memory") as kept:
+        opened(tiny, memory_mb=1, context=8192, ctx_strict=True)
+    assert kept.value.__traceback__ is not None
+    assert not children() - before

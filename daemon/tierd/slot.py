@@ -278,7 +278,9 @@ class Slot:
         return self.home.flush() + there
 
     def close(self) -> None:
-        """Free weights and pages. No step may be running."""
+        """Free weights and pages, and end what renders its template. No step may be running."""
+        if self.renderer is not None:
+            self.renderer.close()
         if self.understudy is not None:
             self.understudy.close()
         self.executor.close()
@@ -321,7 +323,12 @@ def _build(model: ModelSettings, settings: Settings, site: Site) -> Slot:
         tokenizer = build_tokenizer(file)
         renderer = build_renderer(file, tokenizer, read_template(model))
         library.trim()  # what building them took
-        placed = site.put(model, settings, plan, file)
+        try:
+            placed = site.put(model, settings, plan, file)
+        except BaseException:  # whoever keeps the error would keep the template's process
+            if renderer is not None:
+                renderer.close()
+            raise
     return Slot(
         settings=model,
         limits=settings.limits,

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import json
 import mmap
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,10 +14,11 @@ import pytest
 
 from fixtures import unicode_vocabularies as vocabularies
 from fixtures.unicode_vocabularies import CONTROL
+from processes import children
 from tierd.chat import renderer, template_worker
 from tierd.chat.renderer import Renderer, build_renderer, encode_prompt
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
-from tierd.errors import InvalidRequestError, ModelFileError, SettingsError
+from tierd.errors import InvalidRequestError, ModelFileError, SettingsError, UnavailableError
 from tierd.models.gguf import GGUFFile, Value
 
 Messages = list[dict[str, Any]]
@@ -206,10 +206,6 @@ def test_renderings_from_many_threads(tokenizer: Tokenizer) -> None:
 
 
 def test_the_process_goes_with_the_renderer() -> None:
-    def children() -> set[str]:
-        tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-        return {child for task in tasks for child in (task / "children").read_text().split()}
-
     gc.collect()
     before = children()
     built = Renderer("x", {})
@@ -218,6 +214,28 @@ def test_the_process_goes_with_the_renderer() -> None:
     del built
     gc.collect()
     assert not children() - before
+
+
+def test_what_is_closed_renders_no_more() -> None:
+    built = Renderer("{% for n in range(10 ** 9) %}{% endfor %}", {})
+    refused = threading.Event()
+
+    def work() -> None:
+        with pytest.raises(UnavailableError, match="unloaded"):
+            built.render([])
+        refused.set()
+
+    gc.collect()
+    before = children()
+    thread = threading.Thread(target=work)
+    thread.start()
+    built.close()
+    thread.join()
+    assert refused.is_set()
+    assert len(before - children()) == 1
+    built.close()
+    with pytest.raises(UnavailableError):
+        built.render([])
 
 
 def test_encode_prompt_begins_once(tokenizers: dict[str, Tokenizer]) -> None:

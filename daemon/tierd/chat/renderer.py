@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tierd.chat.tokenizer import Tokenizer
-from tierd.errors import InvalidRequestError, ModelFileError, SettingsError
+from tierd.errors import InvalidRequestError, ModelFileError, SettingsError, UnavailableError
 from tierd.models.gguf import GGUFFile
 
 CHAT_TEMPLATE = "tokenizer.chat_template"
@@ -32,6 +32,7 @@ MOST_CHARACTERS = 8 << 20
 _WORKER = str(Path(__file__).with_name("template_worker.py"))
 # Waiting is longer than MOST_SECONDS of processor time, as the cores may be busy.
 _PATIENCE_SECONDS = 10.0
+_CLOSED = "the model is being unloaded; try again later, or ask for another"
 
 
 class TemplateError(Exception):
@@ -51,13 +52,14 @@ class Renderer:
             "characters": MOST_CHARACTERS,
         }
         self._turn = threading.Lock()
+        self._closed = False
         self._worker: _Worker | None = _Worker(self._setup)
 
     def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> str:
         """Return the prompt. Blocks, for milliseconds as a rule, for ten seconds at worst.
 
         Raises InvalidRequestError with the template's own message if it refuses the messages, fails, or
-        takes too much time, memory or room.
+        takes too much time, memory or room; UnavailableError once it is closed.
         """
         variables = {
             "messages": messages,
@@ -67,13 +69,27 @@ class Renderer:
         }
         with self._turn:
             try:
+                if self._closed:
+                    raise UnavailableError(_CLOSED)
                 if self._worker is None:
                     self._worker = _Worker(self._setup)
                 return self._worker.ask(variables)
             except TemplateError as error:
+                if self._closed:
+                    raise UnavailableError(_CLOSED) from None
                 if self._worker is not None and not self._worker.alive:
                     self._worker = None
                 raise InvalidRequestError(f"the chat template failed: {error}", param="messages") from None
+
+    def close(self) -> None:
+        """End its process, and a rendering that is going on. Idempotent."""
+        self._closed = True
+        if (worker := self._worker) is not None:
+            worker.kill()
+        with self._turn:
+            if self._worker is not None:
+                self._worker.end()
+                self._worker = None
 
 
 def build_renderer(file: GGUFFile, tokenizer: Tokenizer, template: str | None = None) -> Renderer | None:
@@ -136,6 +152,14 @@ class _Worker:
     def alive(self) -> bool:
         """Whether it can be asked again."""
         return self._end.alive
+
+    def kill(self) -> None:
+        """Kill it, whoever may be asking it."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Let go of it, which nobody asks."""
+        self._end()
 
     def ask(self, message: Mapping[str, object]) -> str:
         """Send a message and return the answer. Raises TemplateError; the worker may then be dead."""
