@@ -26,7 +26,10 @@ def cache() -> Finding:
 def state(settings: StateSettings) -> Finding:
     """Say whether parked K/V can be kept in files."""
     if settings.dir is None:
-        return Finding(subject="state", text="state.dir is not set: K/V that memory does not hold is dropped")
+        return Finding(
+            subject="state",
+            text="state.dir is not set: K/V that memory does not hold is dropped, and none outlives a restart",
+        )
     obstacle = obstacle_to(settings.dir)
     if obstacle:
         remedy = f"sudo install -d -m 0700 -o {user()} {settings.dir}"
