@@ -28,7 +28,7 @@ def state(settings: StateSettings) -> Finding:
     if settings.dir is None:
         return Finding(
             subject="state",
-            text="state.dir is not set: K/V that memory does not hold is dropped, and none outlives a restart",
+            text="state.dir is not set: K/V that memory does not hold is dropped, none outlives a restart",
         )
     obstacle = obstacle_to(settings.dir)
     if obstacle:
