@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +94,19 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     device.pipeline(scaled_add, PUSH_BYTES)
     device.save_pipelines()
     assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_what_a_killed_process_has_begun_is_removed(
+    open_device: Open, scaled_add: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "abandoned.draft").write_bytes(b"half of a")
+    with (tmp_path / "another's.draft").open("wb") as draft:
+        fcntl.flock(draft, fcntl.LOCK_EX)
+        device = open_device(pipeline_cache=tmp_path)
+        device.pipeline(scaled_add, PUSH_BYTES)
+        device.save_pipelines()
+        assert sorted(path.suffix for path in tmp_path.iterdir()) == [".draft", ".pipelines"]
+        assert (tmp_path / "another's.draft").exists()
 
 
 def test_a_cache_belongs_to_one_device_and_driver() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import struct
@@ -18,6 +19,7 @@ from tierd.errors import DeviceError
 
 _HEADER = b"tierd pipelines 1\n"
 _DIGEST_BYTES = 32
+_DRAFT = ".draft"
 _REQUIRE_FULL_SUBGROUPS_BIT = 2  # the package does not name it
 
 
@@ -200,11 +202,22 @@ def _write_cache(file: Path, data: bytes) -> None:
     """A cache that cannot be written costs time at the next start and nothing else."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=file.parent)
+        _remove_abandoned(file.parent)
+        descriptor, name = tempfile.mkstemp(_DRAFT, dir=file.parent)
         try:
             with os.fdopen(descriptor, "wb") as output:
+                fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 output.write(_HEADER + hashlib.sha256(data).digest() + data)
-            os.replace(name, file)
+                output.flush()
+                os.replace(name, file)
         except OSError:
             os.unlink(name)
             raise
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove drafts of processes that were killed while they wrote: those that are written are locked."""
+    for draft in directory.glob(f"*{_DRAFT}"):
+        with contextlib.suppress(OSError), draft.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            draft.unlink()
