@@ -133,6 +133,8 @@ def test_a_device_that_is_not_back_is_tried_later(
     lose(opened[0], slot)
     with pytest.raises(DeviceLostError, match="was lost"):
         fallback_of(slot).rearm(slot)
+    with pytest.raises(RequiredTierError, match=r"as `require` demands, but .* was lost"):
+        tier.open(model(tiny, "other", require="resident"))
     assert len(opened) == 1
     due = fallback_of(slot).retry_at()
     assert due is not None
@@ -151,12 +153,25 @@ def test_a_model_that_loses_its_device_while_it_is_put_there_is_on_the_cpu(
     assert other.decline == opened[0].abandoned
     assert tier.status().faults == 1
     other.close()
-    with pytest.raises(RequiredTierError, match=r"as `require` demands, but .* was lost"):
-        tier.open(model(tiny, "c", require="resident"))
     lose(opened[0], slot)
     rearm(slot)
     assert tier.status().reservations.keys() == {"a"}
     slot.close()
+
+
+def test_a_model_that_is_loaded_once_the_device_was_lost_gets_a_fresh_one(
+    tiny: Path, tier_of: TierOf, opened: list[Device]
+) -> None:
+    tier, _ = tier_of(model(tiny, "a"), model(tiny, "b"))
+    first = tier.open(model(tiny, "a"))
+    lose(opened[0], first)
+    second = tier.open(model(tiny, "b"))
+    assert (second.outcome, len(opened)) == ("gpu:resident", 2)
+    rearm(first)
+    assert len(opened) == 2
+    for slot in (first, second):
+        run(slot)
+        slot.close()
 
 
 def test_an_understudy_is_the_same_model_on_the_cpu(tiny: Path, tier_of: TierOf) -> None:

@@ -96,12 +96,13 @@ class DeviceSite:
         """See `Site`. Raises DeviceError when there is no device, or not enough room on it.
 
         A model that has room beside the others is there at once, unless it is not to be loaded early. Any
-        other is away, with its marks, until it is its turn.
+        other is away, with its marks, until it is its turn. A lost device is tried again if that is due.
         UnsupportedModelError for what the device path lacks, SettingsError for a context that is too long.
         """
         check_context(model.context, plan.context)
         want = Want.of(model, settings)
         codec = KV_CODECS[want.kv_dtype]
+        self._availability.probe("resident")
         backend = self._open()
         need = need_of(want, plan, backend.demand(plan, file, codec))
         try:
