@@ -42,14 +42,28 @@ _open = Device.open  # as it is, also where an engine runs beside another
 
 @dataclass
 class Served:
-    """An engine, the devices that were opened for it, and what its streams are checked against."""
+    """An engine, what its models are placed on, and what its streams are checked against."""
 
     harness: Harness
-    devices: list[Device]
-    bank: Bank
-    tier: Tier
+    stage: Stage
     references: Callable[[str], Executor]
     asked: int = 0
+
+    @property
+    def devices(self) -> list[Device]:
+        return self.stage.devices
+
+    @property
+    def bank(self) -> Bank:
+        return self.stage.bank
+
+    @property
+    def tier(self) -> Tier:
+        return self.stage.tier
+
+    def forget_devices(self) -> None:
+        """See `Stage`."""
+        self.stage.forget_devices()
 
     def ask(
         self, prompt: Sequence[int], answer: int = ANSWER, *, flat: bool = False, model: str = "tiny"
@@ -119,12 +133,6 @@ class Served:
         for slot in self.harness.slots.values():
             assert slot.understudy is None or not slot.understudy.home.room.used
 
-    def forget_devices(self) -> None:
-        """Free what lies on devices that were given up, as the fault was on purpose."""
-        for device in self.devices[:-1]:
-            close_checked(device)
-        del self.devices[:-1]
-
 
 def forced(executor: Executor, tokens: Sequence[int]) -> np.ndarray:
     """Return the logits of all tokens, fed to the CPU alone, shape (tokens, vocabulary)."""
@@ -138,30 +146,34 @@ def forced(executor: Executor, tokens: Sequence[int]) -> np.ndarray:
     return np.array(rows)
 
 
-@contextmanager
-def serving(
-    *models: ModelSettings,
-    bank: int = 1 << 20,
-    vram_limit: int = 0,
-    switch: SwitchSettings | None = None,
-    chunk_rows: int = 16,
-    threads: int = 1,
-    host_mb: int = 16,
-    **gpu: object,
-) -> Iterator[Served]:
-    """Run an engine over a software device that is tried again at once whenever it is lost.
+@dataclass(frozen=True)
+class Stage:
+    """A tier over a software device, and what it is made of. devices: opened so far; the last is in use."""
 
-    The validation layer watches. bank: its bytes. vram_limit: bytes of the device, finer than the setting;
-    what lies on devices that were given up takes nothing of them. host_mb: of the CPU's pages. gpu: settings
-    of that section.
+    host: HostBackend
+    devices: list[Device]
+    bank: Bank
+    tier: Tier
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What an engine is given."""
+        return {"bank": self.bank, "tier": self.tier.status, "release": self.tier.release}
+
+    def forget_devices(self) -> None:
+        """Free what lies on devices that were given up, as the fault was on purpose."""
+        for device in self.devices[:-1]:
+            close_checked(device)
+        del self.devices[:-1]
+
+
+@contextmanager
+def staged(settings: Settings, *, bank: int, vram_limit: int = 0) -> Iterator[Stage]:
+    """Make a tier whose device is tried again at once whenever it is lost. The validation layer watches.
+
+    bank: its bytes. vram_limit: bytes of the device, finer than the setting; what lies on devices that were
+    given up takes nothing of them.
     """
-    settings = Settings(
-        engine=EngineSettings(threads=threads, chunk_rows=chunk_rows),
-        kv=KVSettings(memory_mb=host_mb),
-        gpu=GPUSettings(allow_software=True, **gpu),  # type: ignore[arg-type]
-        switch=switch or SwitchSettings(),
-        models=models,
-    )
     devices: list[Device] = []
 
     def noted(**options: Any) -> Device:
@@ -175,26 +187,50 @@ def serving(
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(Device, "open", noted)
         patch.setattr(retries, "FIRST_S", 0.0)
-        backend = HostBackend(threads)
-        stack.callback(backend.close)
+        host = HostBackend(settings.engine.threads)
+        stack.callback(host.close)
         stack.callback(lambda: [close_checked(device) for device in devices])
         gone = Gone()
         there = Bank(bank, on_drop=gone.dropped)
-        host = HostSite(backend)
-        tier = Tier(settings, host, backend.pool, bank=there, gone=gone)
+        tier = Tier(settings, HostSite(host), host.pool, bank=there, gone=gone)
         stack.callback(tier.close)
+        yield Stage(host, devices, there, tier)
+
+
+@contextmanager
+def serving(
+    *models: ModelSettings,
+    bank: int = 1 << 20,
+    vram_limit: int = 0,
+    switch: SwitchSettings | None = None,
+    chunk_rows: int = 16,
+    threads: int = 1,
+    host_mb: int = 16,
+    **gpu: object,
+) -> Iterator[Served]:
+    """Run an engine over a software device: see `staged`.
+
+    host_mb: of the CPU's pages. gpu: settings of that section.
+    """
+    settings = Settings(
+        engine=EngineSettings(threads=threads, chunk_rows=chunk_rows),
+        kv=KVSettings(memory_mb=host_mb),
+        gpu=GPUSettings(allow_software=True, **gpu),  # type: ignore[arg-type]
+        switch=switch or SwitchSettings(),
+        models=models,
+    )
+    with ExitStack() as stack:
+        stage = stack.enter_context(staged(settings, bank=bank, vram_limit=vram_limit))
 
         @cache
         def reference(model: str) -> Executor:
             (each,) = (each for each in models if each.id == model)
-            executor = open_slot(each, settings, HostSite(backend)).executor
+            executor = open_slot(each, settings, HostSite(stage.host)).executor
             stack.callback(executor.close)
             return executor
 
-        reached = {"bank": there, "tier": tier.status, "release": tier.release}
         harness = stack.enter_context(
-            running(*models, open_slot=tier.open, settings=settings, engine=reached)
+            running(*models, open_slot=stage.tier.open, settings=settings, engine=stage.parts)
         )
-        served = Served(harness, devices, there, tier, reference)
-        stack.callback(served.forget_devices)
-        yield served
+        stack.callback(stage.forget_devices)
+        yield Served(harness, stage, reference)
