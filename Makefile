@@ -30,13 +30,13 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/* shaders/*
 # A software device, and what watches over its use. Tests need them; serving does not.
 VULKAN := libvulkan1 mesa-vulkan-drivers vulkan-validationlayers
 SANITIZED := build/sanitize/libhostkernels.so
-ORACLE_TESTS := tests/test_oracle.py tests/test_device_oracle.py
-DEVICE_TESTS := $(addprefix tests/,shaders backends/resident backends/vkapi tier device cli/test_gpu.py test_device_oracle.py)
+ORACLE_TESTS := tests/test_oracle.py tests/test_device_oracle.py tests/test_rails_oracle.py
+DEVICE_TESTS := $(addprefix tests/,shaders backends/resident backends/vkapi backends/rails tier device cli/test_gpu.py test_device_oracle.py test_rails_oracle.py)
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: $(VENV)/.serve $(SMOLLM2) ## serve the demo model (LISTEN=127.0.0.1:8080)
+serve: $(VENV)/.serve $(VENV)/.kompute $(SMOLLM2) ## serve the demo model (LISTEN=127.0.0.1:8080)
 	@sh tools/try_it.sh $(LISTEN) $(basename $(notdir $(SMOLLM2)))
 	@exec $(BIN)/tierd serve --model $(SMOLLM2) --listen $(LISTEN)
 
@@ -45,21 +45,21 @@ tour: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## serve two models th
 
 models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
-test: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests, in parts, two at a time (JOBS=1: one by one)
+test: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests, in parts, two at a time (JOBS=1: one by one)
 	@echo 'Each part of the tests is shown once it is done.'
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going test-rest test-levels test-device sanitize
 
-test-device: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## run the tests of the Vulkan device
+test-device: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ## run the tests of the Vulkan device
 	$(BIN)/python -m pytest $(DEVICE_TESTS)
 
 test-levels: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests of the kernels at the CPU's other levels
 	$(BIN)/python tests/other_levels.py
 
-test-rest: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all other tests, those of the best level included
+test-rest: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all other tests, those of the best level included
 	$(BIN)/python -m pytest $(DEVICE_TESTS:%=--ignore=%)
 
 test-long: export TIERD_TEST_RESULTS := $(CURDIR)/tests/bench/results/long
-test-long: $(VENV)/.dev $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes, and keep what they measure
+test-long: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes, and keep what they measure
 	$(BIN)/python -m pytest -m long $(ORACLE_TESTS:%=--ignore=%) --timeout 1800
 	$(BIN)/python -m pytest -m '' $(ORACLE_TESTS) --timeout 1800
 	$(BIN)/python tests/other_levels.py -m long --timeout 1800
@@ -118,6 +118,11 @@ $(VENV)/.created:
 
 $(VENV)/.vulkan: | $(VENV)/.created
 	@sh tools/debian_packages.sh $(PYTHON) $(VULKAN)
+	@touch $@
+
+# Where it cannot be had this says why, and all goes on without it.
+$(VENV)/.kompute: tools/install_kompute.py tools/kompute.cmake | $(VENV)/.created
+	$(BIN)/python tools/install_kompute.py
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.created $(BUILD_INPUTS)

@@ -30,7 +30,7 @@
 #endif
 
 /* cffi: begin */
-enum { HK_ABI_VERSION = 7 }; /* the Python side refuses a library of another */
+enum { HK_ABI_VERSION = 8 }; /* the Python side refuses a library of another */
 
 enum {
     HK_BLOCK = 32,   /* columns quantised together */
@@ -127,6 +127,20 @@ void hk_device_pack(hk_pool *pool, int format, const void *src, int64_t rows, in
 /* One row of a matrix in planes as floats. */
 void hk_device_unpack_row(int layout, const void *quants, const void *high, const void *scales,
                           int64_t columns, int64_t row, float *dst);
+
+/* The one layout of weights on a device that knows 32-bit words alone: see rails_layout.c for the words. */
+enum { HK_RAILS_ROWS = 64 }; /* rows of a group, side by side */
+
+/* Scales of a row's block of 32 columns: 1, or 2 where a scale covers 16; 0 for a layout of floats. */
+int hk_rails_scales(int layout);
+
+/* Words of a (rows, columns) matrix, a multiple of 16: of its values, and of its scales and mins. */
+int64_t hk_rails_value_words(int layout, int64_t rows, int64_t columns);
+int64_t hk_rails_scale_words(int layout, int64_t rows, int64_t columns);
+
+/* Lay a packed (rows, columns) matrix out anew, on all threads. scales may be NULL where there are none. */
+void hk_rails_pack(hk_pool *pool, int layout, const void *packed, int64_t rows, int64_t columns, uint32_t *values,
+                   uint32_t *scales);
 
 /* Copy bytes on all threads. */
 void hk_copy(hk_pool *pool, void *dst, const void *src, int64_t bytes);
@@ -264,6 +278,23 @@ int64_t hk_page_bytes(const hk_store *stores, int32_t store_count, int codec);
 
 /* Run the whole plan for every row of the step. */
 void hk_model_step(hk_model *model, const hk_step *step);
+
+/* A part of a step: ops first to last - 1. The first `brought` of them are matmuls whose products somebody else
+ * has computed: products[i] is that of op first + i, dense, bias and sum aside. At the end the rows of buffer
+ * `put` are copied, unless it is -1: values (rows, whole blocks of HK_BLOCK) of 1 byte where it is quantised, with
+ * scales (rows, blocks), else floats. */
+typedef struct hk_segment {
+    int32_t first;
+    int32_t last;
+    int32_t brought;
+    const float *const *products;
+    int32_t put;
+    void *values;
+    float *scales;
+} hk_segment;
+
+/* Run a segment; those of a step come one after the other and cover all its ops. */
+void hk_model_run(hk_model *model, const hk_step *step, const hk_segment *segment);
 
 /* What one thread spent on one op, in nanoseconds: waiting for the others first, then on its share. */
 typedef struct hk_op_time {

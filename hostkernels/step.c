@@ -47,6 +47,7 @@ struct hk_model {
     query_block *blocks;
     int block_count;
     const hk_step *step;
+    const hk_segment *segment; /* of a step that is run in parts */
     hk_op_time *times; /* of a step that is profiled */
 };
 
@@ -451,6 +452,63 @@ static void step_task(void *context, int part, int parts)
     }
 }
 
+/* Copy a share of the rows of what a segment puts out. */
+static void put_rows(const hk_model *model, const hk_segment *segment, int part, int parts)
+{
+    const buffer *self = &model->buffers[segment->put];
+    const int64_t blocks = hk_blocks(self->width), width = blocks * HK_BLOCK;
+    int64_t first, last;
+    hk_share(model->step->rows, part, parts, &first, &last);
+    if (self->kind == HK_BUFFER_FLOAT) {
+        memcpy((float *)segment->values + first * width, self->x + first * width,
+               (size_t)((last - first) * width) * sizeof *self->x);
+        return;
+    }
+    memcpy((int8_t *)segment->values + first * width, self->q + first * width, (size_t)((last - first) * width));
+    for (int64_t block = first * blocks; block < last * blocks; block++)
+        segment->scales[block] = self->scale[block].scale;
+}
+
+/* Finish a matmul whose product is there, as matmul_groups does: the bias, then the sum. */
+static void take_product(const hk_model *model, const hk_op *op, const float *product, int part, int parts)
+{
+    const int64_t width = model->weights[op->weight].rows;
+    const float *bias = op->vector < 0 ? NULL : model->vectors[op->vector];
+    int64_t first, last;
+    hk_share(model->step->rows, part, parts, &first, &last);
+    for (int64_t row = first; row < last; row++) {
+        const float *src = product + row * width;
+        const float *residual = op->src2 < 0 ? NULL : float_row(model, op->src2, row);
+        float *out = float_row(model, op->out, row);
+        for (int64_t i = 0; i < width; i++) {
+            float value = src[i];
+            if (bias)
+                value += bias[i];
+            out[i] = residual ? value + residual[i] : value;
+        }
+    }
+}
+
+static void segment_task(void *context, int part, int parts)
+{
+    const hk_model *model = context;
+    const hk_segment *segment = model->segment;
+    for (int i = segment->first; i < segment->last; i++) {
+        const hk_op *op = &model->ops[i];
+        const int number = i - segment->first;
+        if (op->wait)
+            hk_pool_barrier(model->pool);
+        if (number < segment->brought)
+            take_product(model, op, segment->products[number], part, parts);
+        else
+            run_op(model, op, part, parts);
+    }
+    if (segment->put >= 0) {
+        hk_pool_barrier(model->pool);
+        put_rows(model, segment, part, parts);
+    }
+}
+
 static int64_t now(void)
 {
     struct timespec time;
@@ -499,6 +557,13 @@ static void run_step(hk_model *model, const hk_step *step, hk_task task)
 }
 
 void hk_model_step(hk_model *model, const hk_step *step) { run_step(model, step, step_task); }
+
+void hk_model_run(hk_model *model, const hk_step *step, const hk_segment *segment)
+{
+    model->segment = segment;
+    run_step(model, step, segment_task);
+    model->segment = NULL;
+}
 
 int64_t hk_model_profile(hk_model *model, const hk_step *step, hk_op_time *times)
 {

@@ -23,7 +23,7 @@ from shader_table import PUSH_BYTES, Kernel, TableError, Variant, read_table
 from spirv_reflection import ReflectionError, reflect
 
 MANIFEST_VERSION = 1
-TARGET = ("--target-env", "vulkan1.2", "-V", "--quiet")
+FLAGS = ("-V", "--quiet", "--target-env")
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
@@ -119,7 +119,7 @@ def digest(entry: Path, variant: Variant, version: str) -> str:
         if name not in sources and (entry.parent / name).is_file():
             sources[name] = (entry.parent / name).read_bytes()
             waiting += _INCLUDE.findall(sources[name].decode())
-    made_from = [version, *TARGET, *variant.defines]
+    made_from = [version, *FLAGS, variant.vulkan, *variant.defines]
     made_from += [f"{name} {hashlib.sha256(text).hexdigest()}" for name, text in sorted(sources.items())]
     return hashlib.sha256("\n".join(made_from).encode()).hexdigest()
 
@@ -142,7 +142,9 @@ def manifest(kernels: list[Kernel]) -> dict[str, object]:
 def _compile(compiler: Tool, entry: Path, variant: Variant, module: Path) -> None:
     fresh = module.with_suffix(".new")
     defines = [f"-D{define}" for define in variant.defines]
-    done = compiler.run(*TARGET, f"-I{entry.parent}", *defines, "-o", str(fresh), str(entry))
+    done = compiler.run(
+        *FLAGS, f"vulkan{variant.vulkan}", f"-I{entry.parent}", *defines, "-o", str(fresh), str(entry)
+    )
     said = done.stdout.strip()
     if done.returncode or said:
         fresh.unlink(missing_ok=True)

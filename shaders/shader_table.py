@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 PUSH_BYTES = {"address": 8, "uint": 4, "int": 4, "float": 4}
+VULKAN, VERSIONS = "1.2", ("1.1", "1.2")  # what modules are for, unless a row says otherwise
 PUSH_LIMIT = 128  # bytes: what every Vulkan device has
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -23,11 +24,12 @@ class TableError(Exception):
 
 @dataclass(frozen=True)
 class Variant:
-    """One SPIR-V module: a kernel's file compiled with some defines."""
+    """One SPIR-V module: a kernel's file compiled with some defines, for a version of Vulkan."""
 
     kernel: str
     name: str
     defines: tuple[str, ...]
+    vulkan: str = VULKAN
 
     @property
     def module(self) -> str:
@@ -70,16 +72,20 @@ def read_table(path: Path) -> list[Kernel]:
 def _kernel(name: str, row: dict[str, Any], axes: dict[str, dict[str, list[str]]]) -> Kernel:
     where = f"kernel {name}"
     _matches(where, "name", name, _NAME)
-    _only_fields(where, row, {"file", "push", "constants", "variants"})
+    _only_fields(where, row, {"file", "vulkan", "push", "constants", "variants"})
     file = row.get("file")
     if not isinstance(file, str) or not file.endswith(".comp") or "/" in file:
         raise TableError(f"{where}: file is {file!r}, not the name of a .comp")
+    vulkan = row.get("vulkan", VULKAN)
+    if vulkan not in VERSIONS:
+        raise TableError(f"{where}: vulkan is {vulkan!r}, not one of {', '.join(VERSIONS)}")
+    variants = _variants(where, name, row.get("variants", [{"name": "plain", "defines": []}]), axes)
     return Kernel(
         name,
         file,
         _push(where, row.get("push")),
         _constants(where, row.get("constants", {})),
-        _variants(where, name, row.get("variants", [{"name": "plain", "defines": []}]), axes),
+        tuple(replace(variant, vulkan=vulkan) for variant in variants),
     )
 
 

@@ -24,12 +24,20 @@ loader_lists() {
     return 1
 }
 
+# Whether the compiler finds a header.
+has_header() {
+    printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | gcc -E - >/dev/null 2>&1
+}
+
 # Whether what a package is needed for is there, wherever it came from.
 present() {
     case $1 in
         libvulkan1) "$python" -c 'import ctypes; ctypes.CDLL("libvulkan.so.1")' 2>/dev/null ;;
         mesa-vulkan-drivers) (loader_lists 'icd.d/lvp_icd*.json') ;;
         vulkan-validationlayers) (loader_lists explicit_layer.d/VkLayer_khronos_validation.json) ;;
+        libvulkan-dev) has_header vulkan/vulkan.h ;;
+        libfmt-dev) has_header fmt/core.h ;;
+        pybind11-dev) has_header pybind11/pybind11.h ;;
         *) command -v "$1" >/dev/null ;;
     esac
 }

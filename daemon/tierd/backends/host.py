@@ -190,6 +190,10 @@ class HostExecutor:
         self._ffi, self._lib = library.load()
         self._vectors = [floats(file, name) for name in lowering.vectors]
         self._weights = _pack_all(file, list(lowering.weights), pool, progress)
+        self._matrices = [
+            (self._lib.hk_layout_of(file.tensors[name].format.id), *file.tensors[name].shape)
+            for name in lowering.weights
+        ]
         self._shapes = shapes(plan, file, codec)
         self._token_ids = lowering.token_ids
         self._ops = name_ops(lowering)
@@ -220,12 +224,8 @@ class HostExecutor:
             "weights": new(
                 "hk_weight[]",
                 [
-                    (
-                        self._lib.hk_layout_of(file.tensors[name].format.id),
-                        *file.tensors[name].shape,
-                        library.pointer(packed, "void *"),
-                    )
-                    for name, packed in zip(lowering.weights, self._weights, strict=True)
+                    (*matrix, library.pointer(packed, "void *"))
+                    for matrix, packed in zip(self._matrices, self._weights, strict=True)
                 ],
             ),
             "vectors": new("float *[]", [library.pointer(vector, "float *") for vector in self._vectors]),
@@ -263,15 +263,15 @@ class HostExecutor:
 
     def run(self, batch: Batch) -> Logits:
         """Submit a batch and collect it: its logits, shape (batch.logit_rows, vocabulary)."""
-        self._load(batch)
+        self.load(batch)
         with self._pool.lock:
             self._lib.hk_model_step(self._handle, self._step)
-        return self._logits[: batch.logit_rows]
+        return self.logits(batch)
 
     def profile(self, batch: Batch) -> StepProfile:
         """Do what `run` does, with a look at the clock around each op on each thread."""
         begun = time.perf_counter_ns()
-        self._load(batch)
+        self.load(batch)
         times = np.zeros((self._pool.threads, len(self._ops), 2), np.int64)
         address = library.pointer(times, "hk_op_time *")
         with self._pool.lock:
@@ -288,7 +288,52 @@ class HostExecutor:
             before=called - begun,
         )
 
-    def _load(self, batch: Batch) -> None:
+    def run_part(
+        self,
+        first: int,
+        last: int,
+        brought: Sequence[npt.NDArray[np.uint32]] = (),
+        *,
+        put: int = -1,
+        values: npt.NDArray[np.uint32] | None = None,
+        scales: npt.NDArray[np.uint32] | None = None,
+    ) -> None:
+        """Run ops first to last - 1 of the batch that was loaded; parts come in order and cover all ops.
+
+        brought: the products of the first of them, which are matmuls, as bits of floats, shape
+        (rows * outputs,). put: a buffer whose rows are copied to values then, and to scales where it is
+        quantised.
+        """
+        products = self._ffi.new("float *[]", [library.pointer(each, "float *") for each in brought])
+        segment = self._ffi.new("hk_segment *")
+        segment.first, segment.last, segment.brought = first, last, len(brought)
+        segment.products, segment.put = products, put
+        if values is not None:
+            segment.values = library.pointer(values, "void *")
+        if scales is not None:
+            segment.scales = library.pointer(scales, "float *")
+        with self._pool.lock:
+            self._lib.hk_model_run(self._handle, self._step, segment)
+
+    def logits(self, batch: Batch) -> Logits:
+        """Return the logits of a batch that was loaded and run."""
+        return self._logits[: batch.logit_rows]
+
+    @property
+    def op_count(self) -> int:
+        """How many ops a step has."""
+        return len(self._ops)
+
+    def lay_out(self, weight: int, values: npt.NDArray[np.uint32], scales: npt.NDArray[np.uint32]) -> None:
+        """Write a weight, by its number, in the words that rails_layout.c describes."""
+        packed, (layout, rows, columns) = self._weights[weight], self._matrices[weight]
+        source, words = library.pointer(packed, "void *"), library.pointer(values, "uint32_t *")
+        with self._pool.lock:
+            self._lib.hk_rails_pack(
+                self._pool.handle, layout, source, rows, columns, words, library.pointer(scales, "uint32_t *")
+            )
+
+    def load(self, batch: Batch) -> None:
         """Set the step up for a batch. Raises ExecutorError for what would lead the kernels astray."""
         page_tables = self._page_tables = self._load_rows(batch)
         if len(self._logits) < batch.logit_rows:

@@ -142,7 +142,8 @@ def _turned(moments: _Doubles, rope: RopeSpec) -> _Doubles:
     exchanged = sign[:, None] * moments[:, partner]
     one_way = mixed * exchanged
     both = cosines * moments + sines * (exchanged[:, :, partner] * sign)
-    return both + one_way + one_way.swapaxes(1, 2)
+    turned: _Doubles = both + one_way + one_way.swapaxes(1, 2)
+    return turned
 
 
 @functools.lru_cache(maxsize=2)

@@ -282,7 +282,8 @@ def rope_table(rope: RopeSpec, positions: int) -> npt.NDArray[np.float32]:
     turns = angles[:, None] * np.array(rope.frequencies)
     table = np.stack([np.cos(turns), np.sin(turns)], axis=-1)
     table[_ROPE_FINE:] *= rope.magnitude
-    return table.astype(np.float32)
+    rounded: npt.NDArray[np.float32] = table.astype(np.float32)
+    return rounded
 
 
 def _vectors(lowered: Iterable[ops.Op]) -> Iterator[Vector]:

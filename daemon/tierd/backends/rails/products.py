@@ -1,0 +1,163 @@
+"""What a model has on the device: the weights of some layers, and the tensors that steps carry to and fro."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tierd.backends.host import HostExecutor
+from tierd.backends.rails.cuts import HEAD, Group, Matmul
+from tierd.backends.rails.kompute import COPIES, Algorithm, Card, Recording, Tensor, Words
+from tierd.backends.resident import manifest
+from tierd.progress import Progress
+
+TILE = 64
+# Bytes of a binding that every device allows (maxStorageBufferRange of Vulkan's required limits).
+_BINDING_BYTES = 1 << 27
+# A tensor that matmuls share is not filled beyond this: it is packed whole before it is carried.
+_CHUNK_BYTES = 1 << 26
+_WORD = 4
+
+
+def fits(matmul: Matmul) -> bool:
+    """Whether a weight can be bound at all, wherever."""
+    return matmul.words * _WORD <= _BINDING_BYTES
+
+
+def product_bytes(groups: Sequence[Group], max_rows: int) -> int:
+    """Return the bytes of the device that these take, for steps of so many rows; 0 for none."""
+    if not groups:
+        return 0
+    words = sum(matmul.words for group in groups for matmul in group.matmuls)
+    words += max(group.x_words(max_rows) for group in groups) + max(
+        group.out_words(max_rows) for group in groups
+    )
+    return COPIES * _WORD * words
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a weight lies. algorithm: that reads its tensor. values, scales: in units of four words."""
+
+    algorithm: Algorithm
+    values: int
+    scales: int
+
+
+class Products:
+    """The products of some groups of matmuls on a card. One thread at a time may use it. bytes: it takes."""
+
+    def __init__(
+        self,
+        card: Card,
+        groups: Sequence[Group],
+        host: HostExecutor,
+        progress: Progress | None = None,
+    ) -> None:
+        """Carry the weights there. host: has them packed. Raises DeviceError: then nothing is there."""
+        self.bytes = product_bytes(groups, host.max_rows)
+        self._card = card
+        self._rows = host.max_rows
+        self._places: dict[int, _Place] = {}  # by weight
+        self._recordings: dict[Group, Recording] = {}
+        self._made = contextlib.ExitStack()
+        try:
+            self._x = self._tensor(max(group.x_words(host.max_rows) for group in groups))
+            self._out = self._tensor(max(group.out_words(host.max_rows) for group in groups))
+            matmuls = [matmul for group in groups for matmul in group.matmuls]
+            done, total = 0, sum(matmul.words for matmul in matmuls) * _WORD
+            for chunk in _chunks(matmuls):
+                self._carry(chunk, host)
+                done += sum(matmul.words for matmul in chunk) * _WORD
+                if progress is not None:
+                    progress(done, total)
+            for group in groups:
+                self._record(group)
+        except BaseException:
+            self.close()
+            raise
+
+    def values(self) -> Words:
+        """Return where the activations of a group go: bytes or floats, (rows, whole blocks)."""
+        return self._x.words[HEAD:]
+
+    def scales(self, group: Group, rows: int) -> Words:
+        """Return where the scales of so many rows of bytes go."""
+        return self._x.words[group.scales_at(rows) :]
+
+    def compute(self, group: Group, rows: int) -> list[Words]:
+        """Multiply what lies there by a group's weights; the products, (rows, outputs) each, as float bits.
+
+        They are there until the next call. Raises DeviceLostError.
+        """
+        self._x.words[0] = rows
+        self._recordings[group].run()
+        products, at = [], 0
+        for matmul in group.matmuls:
+            products.append(self._out.words[at : at + rows * matmul.outputs])
+            at += rows * matmul.outputs
+        return products
+
+    def close(self) -> None:
+        """Free all of it. Idempotent; nothing is being computed."""
+        self._places.clear()
+        self._recordings.clear()
+        self._made.close()
+
+    def _tensor(self, words: int) -> Tensor:
+        tensor = self._card.tensor(-(-words // 4) * 4)
+        self._made.callback(tensor.close)
+        return tensor
+
+    def _carry(self, chunk: Sequence[Matmul], host: HostExecutor) -> None:
+        """Put the weights of a chunk into a tensor of their own."""
+        tensor = self._tensor(sum(matmul.words for matmul in chunk))
+        outputs = max(matmul.outputs for matmul in chunk)
+        kernel = manifest.kernel("rails")
+        algorithm = self._card.algorithm(
+            [self._x, tensor, self._out],
+            manifest.spirv(kernel, "bytes" if chunk[0].parts else "floats"),
+            (-(-outputs // TILE), -(-self._rows // TILE), 1),
+            kernel.push_bytes // _WORD,
+        )
+        self._made.callback(algorithm.close)
+        at = 0
+        for matmul in chunk:
+            scales = at + matmul.value_words
+            host.lay_out(
+                matmul.weight,
+                tensor.words[at:scales],
+                tensor.words[scales : scales + matmul.scale_words],
+            )
+            self._places[matmul.weight] = _Place(algorithm, at // 4, scales // 4)
+            at = scales + matmul.scale_words
+        carrying = self._card.record([tensor], [], [])
+        with contextlib.closing(carrying):
+            carrying.run()
+
+    def _record(self, group: Group) -> None:
+        dispatches, before = [], 0
+        for matmul in group.matmuls:
+            place = self._places[matmul.weight]
+            push = (matmul.outputs, before, matmul.blocks, place.values, place.scales, matmul.parts)
+            dispatches.append((place.algorithm, np.array(push, np.uint32)))
+            before += matmul.outputs
+        recording = self._card.record([self._x], dispatches, [self._out])
+        self._made.callback(recording.close)
+        self._recordings[group] = recording
+
+
+def _chunks(matmuls: Iterable[Matmul]) -> list[list[Matmul]]:
+    """Share weights out to tensors, bytes and floats apart, in order."""
+    chunks: list[list[Matmul]] = []
+    open_chunks: dict[bool, list[Matmul]] = {}
+    for matmul in matmuls:
+        chunk = open_chunks.get(matmul.parts > 0)
+        if chunk is None or sum(m.words for m in [*chunk, matmul]) * _WORD > _CHUNK_BYTES:
+            chunk = open_chunks[matmul.parts > 0] = []
+            chunks.append(chunk)
+        chunk.append(matmul)
+    return chunks
