@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 from tierd.errors import SettingsError
 
 KV_DTYPES = ("f32", "f16", "q8_0", "tq4")
-GPU_MODES = ("auto", "off", "resident")
-GPU_TIERS = ("none", "resident")
+GPU_MODES = ("auto", "off", "resident", "rails")
+GPU_TIERS = ("none", "rails", "resident")
 RESUMES = ("device", "cpu")
 LOG_LEVELS = ("info", "warning", "error")
 DAY_S = 86400
@@ -189,10 +189,12 @@ class StateSettings:
 class GPUSettings:
     """`[gpu]`: whether models run on a GPU, and what happens when they cannot.
 
-    mode: "resident" asks for whole models there, "auto" does so where there is a device at all.
+    mode: "resident" asks for whole models there, "rails" for the large matmuls of as many layers as
+    fit, "auto" for the one where there is a device at all, and for the other where a model does not fit.
     allow_software: whether a device that is a program on the processor counts.
     require: what every model must reach; with "none" it may run on the CPU instead.
     vram_limit_mb: MiB of device memory that all models may take; 0: what the device has.
+    rails_rows: least rows of a step whose matmuls are worth carrying to the device, with rails.
     cooperative_matrix: whether a device that multiplies matrices does so, where bits then depend on the load.
     """
 
@@ -200,6 +202,7 @@ class GPUSettings:
     allow_software: bool = False
     require: str = field(default="none", metadata=_checked(_one_of(*GPU_TIERS)))
     vram_limit_mb: int = field(default=0, metadata=_checked(_within(0)))
+    rails_rows: int = field(default=64, metadata=_checked(_within(1, 65535)))
     cooperative_matrix: bool = False
 
 

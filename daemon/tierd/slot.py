@@ -54,8 +54,8 @@ class Step:
 class Placed:
     """A model where it runs, and what it got there. home: of its streams, on its executor.
 
-    context: positions of one stream. outcome: "cpu" or "gpu:resident". device: what computes, by name.
-    codec: how K/V is kept.
+    context: positions of one stream. outcome: "cpu", "gpu:rails" or "gpu:resident". device: what computes,
+    by name. codec: how K/V is kept.
     regions: of the device, a stream's K/V in each; 0 on the host. region_positions: what each holds, may be
     less than the context. scratch: the region that is no stream's; None without.
     prefill_window: most rows of a step. prefill_continues: whether a prompt may be fed in parts.
@@ -104,8 +104,14 @@ class Fallback(Protocol):
 class Seat(Protocol):
     """A model's seat at a device that models take turns on; see `tier.seat.DeviceSeat`, which says what when.
 
-    serves: whether streams may have rows in steps there. Marks are what `save` returns and `restore` takes.
+    serves: whether streams may have rows in steps there. holds_rows: whether their K/V is there too, so that
+    it leaves with the model; else they go on without the device. Marks are what `save` returns and `restore`
+    takes.
     """
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether streams' K/V is on the device when the model is."""
 
     @property
     def state(self) -> str:
@@ -218,7 +224,12 @@ class Slot:
 
     @property
     def serves(self) -> bool:
-        """Whether its streams may have rows in steps: not while it is away from its device, or lost that."""
+        """Whether its streams may have rows in steps: not while their K/V is not where the model is."""
+        return self.there or (self.seat is not None and not self.seat.holds_rows)
+
+    @property
+    def there(self) -> bool:
+        """Whether it is on its device, and neither leaves it nor comes to it."""
         return not self.lost and not self.handed and (self.seat is None or self.seat.serves)
 
     @property
@@ -308,7 +319,7 @@ def open_slot(model: ModelSettings, settings: Settings, site: Site) -> Slot:
         "model=%s loaded in %.2f s: %s on %s, context %d%s, %d streams, "
         "K/V %s in %d pages of %d positions (%.0f MiB)",
         model.id, time.monotonic() - started, slot.plan.architecture,
-        slot.outcome if slot.serves else f"{slot.outcome} when it is its turn", slot.context,
+        slot.outcome if slot.there else f"{slot.outcome} when it is its turn", slot.context,
         "" if model.context or slot.context == slot.plan.context
         else f" of the model's {slot.plan.context} (K/V memory allows no more)",
         model.streams, model.codec, pages, positions,

@@ -246,7 +246,7 @@ def fails(config: Path, *arguments: str) -> tuple[int, str]:
 def test_too_little_memory_is_served_by_the_cpu_or_not_at_all_where_the_gpu_is_required(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    little = "vram_limit_mb = 1"
+    little = "mode = 'resident'\nvram_limit_mb = 1"
     reason = "weights and 4 regions at context 1024 need "
     hint = " of the device's 1.0 MiB; it would fit with context = "
     config = settings(folder, "little", little, "context = 1024\nctx_strict = true")
@@ -279,7 +279,10 @@ def test_models_says_where_they_would_run(folder: Path, capsys: pytest.CaptureFi
     assert (report["outcome"], report["decline"], report["problem"]) == ("gpu:resident", "", None)
     assert sorted(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.image")) == before  # nothing was packed
 
-    assert main(["models", "--config", str(settings(folder, "f32", model="kv_dtype = 'f32'"))]) == 0
+    assert (
+        main(["models", "--config", str(settings(folder, "f32", "mode = 'resident'", "kv_dtype = 'f32'"))])
+        == 0
+    )
     table, decline = capsys.readouterr().out.split("\n\n")
     assert table.splitlines()[1].split()[-1] == "cpu"
     assert decline.startswith("tiny: not on the GPU: K/V codec f32 is for the CPU only")

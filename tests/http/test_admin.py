@@ -130,6 +130,7 @@ def test_slots_tell_what_the_models_are(server: Administered, tiny_model: ModelS
         "region_positions": 0,
         "prefill_window": 256 + 16,
         "prefill_continues": True,
+        "placement": None,
         "cpu_pages": None,
     }
     assert (two["id"], two["default"], two["streams"]) == ("two", False, 2)

@@ -94,7 +94,7 @@ def test_a_codec_that_the_device_lacks_is_declined(
     tiny: Path, tier_of: TierOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     each = model(tiny, kv_dtype="f32")
-    tier, settings = tier_of(each)
+    tier, settings = tier_of(each, mode="resident")
     slot = tier.open(each)
     reason = "K/V codec f32 is for the CPU only; choose kv_dtype f16, q8_0 or tq4"
     assert (slot.outcome, slot.decline) == ("cpu", reason)
@@ -105,7 +105,7 @@ def test_a_codec_that_the_device_lacks_is_declined(
 
 def test_too_little_memory_is_declined_with_the_numbers(tiny: Path, tier_of: TierOf) -> None:
     each = model(tiny, context=4096, ctx_strict=True)
-    tier, settings = tier_of(each, vram_limit_mb=1)
+    tier, settings = tier_of(each, mode="resident", vram_limit_mb=1)
     slot = tier.open(each)
     assert slot.outcome == "cpu"
     assert slot.decline.startswith("weights and 2 regions at context 4096 need ")

@@ -157,7 +157,7 @@ def test_what_nobody_asked_for_is_as_much_as_there_is_without_the_others(tiny: P
 
 def test_one_that_never_leaves_comes_first_whatever_the_order(tiny: Path, tier_of: TierOf) -> None:
     models = [whole(tiny, "a"), whole(tiny, "b", pin=True), model(tiny, "c")]
-    tier, settings = tier_of(*models, vram_limit_mb=6)
+    tier, settings = tier_of(*models, mode="resident", vram_limit_mb=6)
     slots = [tier.open(each) for each in models]
     assert slots[0].outcome == "cpu"  # it would never have a turn
     assert slots[0].declined is PassReason.NO_ROOM
@@ -267,7 +267,7 @@ def test_what_does_not_fit_in_pieces_beside_others_may_fit_alone(
     tiny: Path, tier_of: TierOf, arming: Arming
 ) -> None:
     models = [whole(tiny, "a"), whole(tiny, "b")]
-    tier, _ = tier_of(*models, vram_limit_mb=8)
+    tier, _ = tier_of(*models, mode="resident", vram_limit_mb=8)
     arming.errors = [DeviceMemoryError("no room in one piece")]
     declined = tier.open(models[0])
     assert (declined.outcome, declined.decline) == ("cpu", "no room in one piece")  # though it was alone

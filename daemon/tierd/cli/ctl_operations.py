@@ -123,7 +123,8 @@ def _place(client: Client, model: str) -> str:
     """Say where a model runs that was loaded, and why it is not on the GPU."""
     for status in client.shaped(client.get("/status"), Status).models:
         if status.id == model:
-            return f" ({status.outcome})" + (f", not on the GPU: {status.decline}" if status.decline else "")
+            where = "not on the GPU" if status.outcome == "cpu" else "not whole on the GPU"
+            return f" ({status.outcome})" + (f", {where}: {status.decline}" if status.decline else "")
     return ""
 
 

@@ -63,8 +63,11 @@ def print_slots(answer: Slots) -> None:
     console = standard_output()
     console.print(table)
     for slot in answer.slots:
+        if slot.placement is not None:
+            say(console, _rails(slot.id, slot.placement))
         if slot.decline:
-            say(console, f"{slot.id} is not on the GPU: {slot.decline}")
+            whole = "" if slot.placement is None else "whole "
+            say(console, f"{slot.id} is not {whole}on the GPU: {slot.decline}")
 
 
 def print_tier(tier: TierView) -> None:
@@ -140,6 +143,13 @@ def print_operations(answer: OperationList) -> None:
     for view in answer.operations:
         if view.error:
             say(console, f"{view.id}: {view.error}")
+
+
+def _rails(model: str, placement: list[str]) -> str:
+    """Say which layers' matmuls are on the GPU."""
+    there = placement.count("device")
+    runs = "".join("#" if place == "device" else "." for place in placement)
+    return f"{model}: matmuls of {there} of {len(placement)} layers are on the GPU for prompts: {runs}"
 
 
 def _place(session: Session) -> str:

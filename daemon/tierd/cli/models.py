@@ -130,7 +130,8 @@ def _by_remark(reports: Sequence[ModelReport]) -> dict[str, list[str]]:
     remarks: dict[str, list[str]] = {}
     for report in reports:
         if report.decline:
-            remarks.setdefault(f"not on the GPU: {report.decline}", []).append(report.id)
+            where = "not on the GPU" if report.outcome == "cpu" else "not whole on the GPU"
+            remarks.setdefault(f"{where}: {report.decline}", []).append(report.id)
         if report.turns:
             remarks.setdefault("take turns on the GPU, which does not hold all models", []).append(report.id)
         if report.products not in ("", BIT_FOR_BIT):

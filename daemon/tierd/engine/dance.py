@@ -154,7 +154,7 @@ class Dance:
             return changed
         if self._stopped:
             return False
-        if self._wanted or self._settings.idle_s or any(not slot.serves for slot in self._slots.values()):
+        if self._wanted or self._settings.idle_s or any(not slot.there for slot in self._slots.values()):
             return self._look(now) | (self._begin_wanted() or self._begin_due(now))
         self._note_use(now)
         return False
@@ -173,10 +173,13 @@ class Dance:
         self._note_use(now)
         changed = False
         for slot in self._slots.values():
-            if slot.serves or slot.lost or self.holds(slot):
+            if slot.there or slot.lost or self.holds(slot):
                 self._asked.pop(slot, None)
                 self._wished.pop(slot, None)
                 slot.barred = None
+                continue
+            if slot.serves:  # nobody waits for it, it would only be faster there
+                _note(self._wished, slot, now, _is_waited_for(slot, slot.running))
                 continue
             _note(self._asked, slot, now, _is_waited_for(slot))
             _note(self._wished, slot, now, routing.wishes(slot))
@@ -196,7 +199,7 @@ class Dance:
     def _notice_loss(self, slot: Slot) -> None:
         """Have a device tried again that has failed while nobody was there who would notice."""
         known = self._fallbacks.recovers or any(other.lost for other in self._slots.values())
-        if self.switch is None and not known and not self._memory.device:
+        if self.switch is None and not known and not self._memory.device and slot.fallback is not None:
             self._fallbacks.miss(slot, DeviceLostError(self._memory.reason or "it is lost"))
 
     def _obstacle(self, slot: Slot, now: float) -> tuple[PassReason | None, bool]:
@@ -229,10 +232,10 @@ class Dance:
         return Standing(
             model=slot.id,
             bytes=max(seat.bytes, self._all_but_pinned) if slot in self._alone else seat.bytes,
-            on=slot.serves,
+            on=slot.there,
             pinned=slot.settings.pin,
             arrived=max(self._arrived[slot], slot.back),  # it comes back from a fault without a switch
-            busy=slot.serves and (_is_busy(slot) or now < self._kept.get(slot, 0.0)),
+            busy=slot.there and (_is_busy(slot) or now < self._kept.get(slot, 0.0)),
             used=self._used[slot],
             asked=self._asked.get(slot),
             wished=self._wished.get(slot),
@@ -241,7 +244,7 @@ class Dance:
 
     @property
     def _all_but_pinned(self) -> int:
-        pinned = (slot for slot in self._slots.values() if slot.settings.pin and slot.serves)
+        pinned = (slot for slot in self._slots.values() if slot.settings.pin and slot.there)
         return self._memory.budget - sum(slot.seat.bytes for slot in pinned if slot.seat is not None)
 
     @property
@@ -279,7 +282,7 @@ class Dance:
                 return False
             self._wanted.popleft()
             slot = self._slots[wanted.model]
-            if slot.serves:
+            if slot.there:
                 self._kept[slot] = now + self._rules.hold_s
                 self._answers.give(wanted.activated, {})
                 continue
@@ -356,9 +359,9 @@ class Dance:
         wanting, self._wanting = self._wanting, None
         self._ledger.switched(switch.incoming, switch.seconds, failed=switch.error is not None)
         for slot in (*switch.outgoing, *([] if switch.incoming is None else [switch.incoming])):
-            if slot.serves:
+            if slot.there:
                 self._arrived[slot] = now
-            if not slot.serves or slot is not switch.incoming:
+            if not slot.there or slot is not switch.incoming:
                 self._kept.pop(slot, None)
         if switch.error is not None:
             self._failed(switch, switch.error, now)
@@ -382,9 +385,9 @@ class Dance:
             log.info("switch: called off: %s", error)
             return
         log.error("switch: failed: %s", error)
-        if slot is None or slot.serves:
+        if slot is None or slot.there:
             return
-        if isinstance(error, DeviceLostError | DeviceTimeoutError):
+        if isinstance(error, DeviceLostError | DeviceTimeoutError) and slot.fallback is not None:
             if not slot.lost and not self._fallbacks.recovers:
                 self._fallbacks.miss(slot, error)
             return

@@ -191,7 +191,8 @@ class Fallbacks:
         """Take in a slot that is on its device again."""
         if slot.scratch is not None:
             self._scratch[slot.id] = Scratch(slot.home.most)
-        self.passes[slot.id].reset()
+        if slot.id in self.passes:
+            self.passes[slot.id].reset()
 
     def retry(self, now: float) -> None:
         """Try devices again whose time has come, once nothing of theirs is in flight, and understudies."""

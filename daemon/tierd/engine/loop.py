@@ -476,7 +476,7 @@ class Loop:
         self._fallbacks.enter(result)
         self._dance.enter(result)
         self.enter(result)
-        if not load.activate or result.seat is None or result.serves:
+        if not load.activate or result.seat is None or result.there:
             self._serve(load, result)
             return
         activated: Future[Mapping[str, float]] = Future()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tierd.backends.rails.executor import RailsExecutor
 from tierd.core import PassReason, Sequence
 from tierd.kv.bank import Bank
 from tierd.kv.home import Room
@@ -100,6 +101,15 @@ class SwitchSnapshot:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class Rails:
+    """Layers whose matmuls are on the device, of all that may be. failure: why none is, "" while it works."""
+
+    on_device: tuple[int, ...]
+    layers: tuple[int, ...]
+    failure: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSnapshot:
     """One model's streams and K/V pages. pages_free + pages_used + pages_cached = pages_total.
@@ -111,6 +121,7 @@ class ModelSnapshot:
     pages_used: held by streams. pages_cached: held by the prefix cache alone, which gives them up for
     others. pages_reserved: free or cached pages that are promised to running streams.
     understudy: its pages on the CPU, where it is on a device and streams had to go there.
+    rails: where its layers' matmuls are; None where the model is whole in one place.
     regions: of its K/V on the device, in order; region_positions: what each holds. prefill_window: most rows
     of a step. prefill_continues: whether a prompt may be fed in several.
     sessions: running streams, in order of admission. passes: see `tier.passes.Passes`.
@@ -129,6 +140,7 @@ class ModelSnapshot:
     pages_cached: int
     pages_reserved: int
     understudy: Room | None = None
+    rails: Rails | None = None
     region_positions: int = 0
     prefill_window: int = 0
     prefill_continues: bool = True
@@ -184,10 +196,12 @@ def _switch(switch: Switch) -> SwitchSnapshot:
 
 def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
     room, home, streams = slot.home.room, slot.home, slot.streams
+    rails = _rails(slot)
+    failure = "" if rails is None else rails.failure
     return ModelSnapshot(
         outcome="cpu" if slot.lost else slot.outcome,
         device="" if slot.lost else slot.device,
-        decline=slot.lost or slot.decline,
+        decline=slot.lost or failure or slot.decline,
         seat=_seat(slot),
         running=len(streams),
         paused=sum(sequence.paused for sequence in streams),
@@ -198,6 +212,7 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
         pages_cached=room.cached,
         pages_reserved=room.reserved,
         understudy=None if slot.understudy is None else slot.understudy.home.room,
+        rails=rails,
         region_positions=home.most if isinstance(home, DeviceHome) else 0,
         prefill_window=slot.executor.max_rows,
         prefill_continues=slot.executor.prefill_continues,
@@ -205,6 +220,13 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
         sessions=tuple(_session(slot, sequence) for sequence in streams),
         passes={} if passes is None else passes.status,
     )
+
+
+def _rails(slot: Slot) -> Rails | None:
+    executor = slot.executor
+    if not isinstance(executor, RailsExecutor):
+        return None
+    return Rails(executor.layers, executor.all_layers, executor.failure)
 
 
 def _regions(slot: Slot, home: DeviceHome) -> tuple[RegionSnapshot, ...]:

@@ -53,6 +53,7 @@ class Switch:
         """Begin it: those who leave are given no more steps. resume: see SwitchSettings."""
         self.incoming = incoming
         self.outgoing = tuple(outgoing)
+        self._emptied = [slot for slot in self.outgoing if _seat(slot).holds_rows]  # of their rows, first
         self.forced = forced
         self.operation = operation
         self.seconds: dict[str, float] = {}
@@ -85,7 +86,7 @@ class Switch:
         before = self.phase, self.ended
         if self.phase in ("pause", "hydrate") and any(slot.lost for slot in self.outgoing):
             self.call_off(DeviceLostError("the device was lost while rows were brought off it"))
-        elif self.phase == "pause" and all(map(_is_quiet, self.outgoing)):
+        elif self.phase == "pause" and all(map(_is_quiet, self._emptied)):
             self._enter("hydrate")
             self._regions = self._held
         moving = self.phase == "hydrate" and self._hydrate()
@@ -138,24 +139,24 @@ class Switch:
     @property
     def _held(self) -> int:
         """Regions of those who leave that are not free."""
-        rooms = [slot.home.room for slot in self.outgoing]
+        rooms = [slot.home.room for slot in self._emptied]
         return sum(room.total - room.free for room in rooms)
 
     def _hydrate(self) -> bool:
         """Have all rows brought to the bank, those of live streams first; return whether it is done with."""
-        for slot in self.outgoing:
+        for slot in self._emptied:
             for sequence in list(slot.running):
                 if not sequence.moves:
                     self._fallbacks.evacuate(slot, sequence, self._reason)
-        if not any(slot.running for slot in self.outgoing):
-            for slot in self.outgoing:
+        if not any(slot.running for slot in self._emptied):
+            for slot in self._emptied:
                 if _is_quiet(slot) and slot.home.room.cached:
                     _device_home(slot).vacate()
         held = self._held
         if self.operation is not None:
             self.operation.progress(self._regions - held, self._regions)
-        if held or not all(map(_is_quiet, self.outgoing)):
-            return any(slot.move is None and slot.home.moves for slot in self.outgoing)
+        if held or not all(map(_is_quiet, self._emptied)):
+            return any(slot.move is None and slot.home.moves for slot in self._emptied)
         self._leave_phase()
         for slot in self.outgoing:  # those without rows were there first
             slot.returning = deque(sorted(slot.returning, key=lambda sequence: sequence.submitted))

@@ -43,9 +43,10 @@ class Pages(msgspec.Struct, frozen=True):
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One model of /status. running, waiting: streams.
 
-    outcome: where it runs, cpu or gpu:resident. device: what computes. decline: why not a GPU, "" if it does
-    or is not meant to. seat: how it stands with a GPU that models take turns on, on, leaving, away, arriving
-    or lost; "" where it is not for one. paused: those of the running whose clients do not keep up.
+    outcome: where it runs, cpu, gpu:rails or gpu:resident. device: what computes. decline: why not, or not
+    whole, on a GPU, "" if it is or is not meant to. seat: how it stands with a GPU that models take turns on,
+    on, leaving, away, arriving or lost; "" where it is not for one. paused: those of the running whose
+    clients do not keep up.
     """
 
     id: str
@@ -92,6 +93,8 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     context: positions of one stream. streams: most that run at a time. created: Unix seconds.
     regions, region_positions: of K/V on a GPU, and what each holds; 0 on the CPU.
     prefill_window: most rows of a step. prefill_continues: whether a prompt may be fed in several.
+    placement: of each layer, in order, "device" where its large matmuls run there, else "cpu", for a model on
+    rails; null for others.
     cpu_pages: where the model is on a GPU,
     of those of its streams that had to go to the CPU; null when none had.
     """
@@ -117,6 +120,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     region_positions: int
     prefill_window: int
     prefill_continues: bool
+    placement: list[str] | None
     cpu_pages: Pages | None
 
 
@@ -214,6 +218,13 @@ def _switch(snapshot: Snapshot) -> Switch | None:
     return Switch(switch.incoming, switch.outgoing, switch.phase, seconds)
 
 
+def _placement(snapshot: ModelSnapshot) -> list[str] | None:
+    rails = snapshot.rails
+    if rails is None:
+        return None
+    return ["device" if layer in rails.on_device else "cpu" for layer in rails.layers]
+
+
 def _slot(entry: CatalogueEntry, snapshot: ModelSnapshot) -> SlotStatus:
     model = entry.settings
     return SlotStatus(
@@ -238,6 +249,7 @@ def _slot(entry: CatalogueEntry, snapshot: ModelSnapshot) -> SlotStatus:
         region_positions=snapshot.region_positions,
         prefill_window=snapshot.prefill_window,
         prefill_continues=snapshot.prefill_continues,
+        placement=_placement(snapshot),
         cpu_pages=None if snapshot.understudy is None else _cpu_pages(snapshot.understudy),
     )
 

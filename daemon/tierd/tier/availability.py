@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tierd.backends.rails.kompute import Card
+from tierd.backends.rails.witness import open_card
 from tierd.backends.resident.image import default_directory
 from tierd.backends.resident.witness import witness
 from tierd.backends.vkapi import Device, choose_matrix
@@ -29,12 +31,13 @@ _MIB = 1 << 20
 class Verdict:
     """reason: why the box cannot serve there, "" when it can. device: opened then, else None.
 
-    lost: there was one that was given up.
+    lost: there was one that was given up. card: the device as Kompute has it, where that was asked for.
     """
 
     reason: str
     device: Device | None
     lost: bool = False
+    card: Card | None = None
 
 
 _NOT_OPENED, _CLOSED = Verdict("not opened", None), Verdict("closed", None)
@@ -117,6 +120,8 @@ class Availability:
             for backend in self._backends.values():
                 backend.verdict = _CLOSED
         for verdict in verdicts:
+            if verdict.card is not None:
+                verdict.card.close()
             if verdict.device is not None:
                 verdict.device.close()
 
@@ -172,6 +177,16 @@ def _resident(settings: GPUSettings, given_up: list[Device]) -> Verdict:
     return Verdict("", device)
 
 
+def _kompute(settings: GPUSettings, given_up: list[Device]) -> Verdict:
+    """Open the same device through Kompute, and let it multiply."""
+    try:
+        card = open_card(allow_software=settings.allow_software)
+    except DeviceError as error:
+        return Verdict(str(error), None)
+    log.info("device %s is open through Kompute too, for rails", card.name)
+    return Verdict("", None, card=card)
+
+
 def products_of(device: Device) -> str:
     """Return how a device multiplies by matrices, and why so where another way was asked for."""
     if device.matrix_decline:
@@ -180,4 +195,7 @@ def products_of(device: Device) -> str:
     return BIT_FOR_BIT if matrix is None else f"on cooperative matrices of {matrix}, not {BIT_FOR_BIT}"
 
 
-WITNESSES: dict[str, Callable[[GPUSettings, list[Device]], Verdict]] = {"resident": _resident}
+WITNESSES: dict[str, Callable[[GPUSettings, list[Device]], Verdict]] = {
+    "resident": _resident,
+    "kompute": _kompute,
+}

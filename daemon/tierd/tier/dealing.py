@@ -43,8 +43,13 @@ def deal(
 
 
 def _read_need(backend: ResidentBackend, model: ModelSettings, settings: Settings) -> Need | str:
-    """Read from a file what its model needs, or why the device declines it; "" where it is no sound model."""
+    """Read from a file what its model needs, or why the device declines it.
+
+    "" where it is no sound model, or not to be there as a whole.
+    """
     want = Want.of(model, settings)
+    if not want.whole:
+        return ""
     try:
         with GGUFFile.open(model.path) as file:
             plan = build_plan(file)

@@ -7,10 +7,12 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tierd.backends.host import ThreadPool
 from tierd.backends.protocol import Executor
+from tierd.backends.rails.kompute import Card
 from tierd.backends.resident.backend import ResidentBackend, absent
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.resident.image import default_directory
@@ -24,7 +26,7 @@ from tierd.errors import (
 from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
 from tierd.kv.origin import origin_of
-from tierd.kv.sizing import check_context
+from tierd.kv.sizing import check_context, mib
 from tierd.models import GGUFFile
 from tierd.models.formats import KV_CODECS
 from tierd.models.plan import Plan
@@ -76,7 +78,8 @@ class DeviceSite:
         self._backend: ResidentBackend | None = None
         self._total = 0  # bytes for models, as it was opened
         self._shares: dict[str, Placement | str] = {}
-        self._seats: dict[str, DeviceSeat[DeviceMarks]] = {}
+        self._seats: dict[str, DeviceSeat[Any]] = {}
+        self._parts: set[str] = set()  # models that are here in part, by `lend`
         self._marks: dict[str, DeviceMarks] = {}  # of those that have a seat, the latest
 
     @property
@@ -146,6 +149,41 @@ class DeviceSite:
                     raise
         return self._away(seat)
 
+    def card(self) -> Card:
+        """Return the device as Kompute has it. Raises DeviceError where it has not."""
+        verdict = self._availability.backend_available("kompute")
+        if verdict.card is None:
+            raise NoDeviceError(verdict.reason)
+        return verdict.card
+
+    def lend(self, seat: DeviceSeat[Any], size_of: Callable[[int], int], *, pinned: bool) -> Placement:
+        """Promise a part of a model what it makes of the bytes that others leave, or of all but the pinned.
+
+        size_of: how many of so many it takes, 0 for none. The second makes it take turns. Raises
+        DeviceMemoryError where it takes none of either.
+        """
+        self._open()
+        with self._lock:
+            placement = self._part(seat.model, size_of, pinned)
+            self._shares[seat.model], self._seats[seat.model] = placement, seat
+            self._parts.add(seat.model)
+            return placement
+
+    def foresee(self, model: str, size_of: Callable[[int], int]) -> Placement:
+        """Return what `lend` would promise a model. Raises what that does."""
+        self._open()
+        with self._lock:
+            return self._part(model, size_of, pinned=False)
+
+    def _part(self, model: str, size_of: Callable[[int], int], pinned: bool) -> Placement:
+        room = self._room({other: share for other, share in self._shares.items() if other != model})
+        beside = size_of(min(room.free, self.reservations.free))
+        size = beside or size_of(room.alone)
+        if not size:
+            raise DeviceMemoryError(f"{mib(room.alone)} of the device hold not one of its layers")
+        # Whoever needs its room may have it: it serves without.
+        return Placement(context=0, positions=0, bytes=size, pinned=pinned and bool(beside), turns=True)
+
     def bytes_of(self, model: str) -> int:
         """See `Stage`."""
         share, marks = self._shares.get(model), self._marks.get(model)
@@ -178,6 +216,7 @@ class DeviceSite:
     def release(self, model: str) -> None:
         """Give back all that a model has here: it has ended, or never came. Waits for nothing."""
         with self._lock:
+            self._parts.discard(model)
             self._shares.pop(model, None)
             seat, marks = self._seats.pop(model, None), self._marks.pop(model, None)
         if seat is not None:
@@ -216,7 +255,7 @@ class DeviceSite:
             backend="resident",
             device=device.facts.name,
             products=products_of(device),
-            used=device.used,
+            used=device.used + sum(held.get(model, 0) for model in self._parts.copy()),
             budget=self._total,
             reservations=held,
             away={model: seat.bytes for model, seat in self._seats.copy().items() if model not in held},

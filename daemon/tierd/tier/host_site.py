@@ -32,6 +32,15 @@ class HostSite:
         self._bank = bank
         self._promised = promised or PromisedMemory()
 
+    @property
+    def backend(self) -> Backend:
+        """What models run on here."""
+        return self._backend
+
+    def over(self, backend: Backend) -> HostSite:
+        """Return a site in the same memory whose models run on another backend."""
+        return HostSite(backend, self._promised, bank=self._bank)
+
     def put(self, model: ModelSettings, settings: Settings, plan: Plan, file: GGUFFile) -> Placed:
         """See `Site`. ModelError where memory does not hold it, SettingsError for too long a context."""
         backend, promised = self._backend, self._promised

@@ -5,25 +5,28 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tierd.backends.host import ThreadPool
+from tierd.backends.host import HostBackend, ThreadPool
 from tierd.core import PassReason
 from tierd.errors import (
     DeviceError,
     DeviceLostError,
     DeviceMemoryError,
     DeviceTimeoutError,
+    ModelError,
     NoDeviceError,
     RequiredTierError,
+    SettingsError,
     UnsupportedCodecError,
     UnsupportedModelError,
 )
 from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
-from tierd.models import GGUFFile
+from tierd.models import GGUFFile, build_plan
 from tierd.models.plan import Plan
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import Placed, Slot, open_slot
@@ -34,8 +37,12 @@ from tierd.tier.want import Want
 
 if TYPE_CHECKING:
     from tierd.tier.device_site import DeviceSite
+    from tierd.tier.rails_site import RailsSite
 
 log = logging.getLogger(__name__)
+
+# Why a whole model was declined where a part of it may do.
+_FOR_RAILS = (PassReason.CODEC, PassReason.NO_ROOM, PassReason.UNSUPPORTED_OP)
 
 
 class Tier:
@@ -56,6 +63,7 @@ class Tier:
         self._settings = settings
         self._host = host
         self._device = _device_site(settings, pool, bank or Bank(0), gone or Gone())
+        self._rails = _rails_site(settings, host, self._device)
         self._said = threading.Lock()  # taken once it was said that there is no device
 
     def open(self, model: ModelSettings) -> Slot:
@@ -70,20 +78,31 @@ class Tier:
         want = Want.of(model, settings)
         if not want or self._device is None:
             return self._host.put(model, settings, plan, file)
-        try:
-            placed = self._device.put(model, settings, plan, file)
-            refusal = (
-                "" if want.require == "none" else f"`require` demands that it is {want.require} on the GPU"
-            )
-            fallback = TierFallback(settings, self._device, self._host, refusal)
-            return dataclasses.replace(placed, fallback=fallback)
-        except (DeviceError, UnsupportedModelError) as error:
-            decline, declined = str(error), reason_of(error)
+        decline, declined = "", None
+        if want.whole:
+            try:
+                placed = self._device.put(model, settings, plan, file)
+                return dataclasses.replace(placed, fallback=self._fallback(want, settings, self._device))
+            except (DeviceError, UnsupportedModelError) as error:
+                decline, declined = str(error), reason_of(error)
+        if want.rails and self._rails is not None and (declined in _FOR_RAILS or not want.whole):
+            try:
+                placed = self._rails.put(model, settings, plan, file)
+                self._say(model.id, want, decline)
+                return dataclasses.replace(placed, resident_decline=decline)
+            except DeviceError as error:
+                decline = f"{decline}; nor on rails: {error}" if decline else str(error)
+                declined = declined or reason_of(error)
         if want.require != "none":
             raise required_error(want.require, decline)
         placed = self._host.put(model, settings, plan, file)
         self._say(model.id, want, decline)
         return dataclasses.replace(placed, resident_decline=decline, declined=declined)
+
+    def _fallback(self, want: Want, settings: Settings, device: DeviceSite) -> TierFallback:
+        required = want.require != "none"
+        refusal = f"`require` demands that it is {want.require} on the GPU" if required else ""
+        return TierFallback(settings, device, self._host, refusal)
 
     def release(self, model: str) -> None:
         """Give the room back that a model had, which has ended. Waits for nothing."""
@@ -117,6 +136,8 @@ class Tier:
 
     def _say(self, model: str, want: Want, decline: str) -> None:
         assert self._device is not None
+        if not decline:
+            return
         if want.mode != "auto" or not self._device.reason:
             log.warning("model=%s declined by the device: %s", model, decline)
         elif self._said.acquire(blocking=False):
@@ -139,8 +160,8 @@ class Foreseen:
 
 def foresee(settings: Settings) -> dict[str, Foreseen]:
     """Return where each sound configured model would run if it were loaded now. Puts nothing anywhere."""
-    with closing(ThreadPool(1)) as pool:
-        site = _device_site(settings, pool, Bank(0), Gone())
+    with closing(HostBackend(1)) as host:
+        site = _device_site(settings, host.pool, Bank(0), Gone())
         if site is None:
             return {model.id: Foreseen("cpu") for model in settings.models}
         with closing(site):
@@ -149,12 +170,37 @@ def foresee(settings: Settings) -> dict[str, Foreseen]:
             shares = site.shares()
             products = site.status().products
             turns = any(not isinstance(share, str) and share.turns for share in shares.values())
-            return {
+            foreseen = {
                 model: Foreseen("cpu", share)
                 if isinstance(share, str)
                 else Foreseen(site.outcome, products=products, turns=turns and not share.pinned)
                 for model, share in shares.items()
             }
+            return foreseen | _foresee_rails(settings, site, host, foreseen)
+
+
+def _foresee_rails(
+    settings: Settings, device: DeviceSite, host: HostBackend, foreseen: Mapping[str, Foreseen]
+) -> dict[str, Foreseen]:
+    """Return which of the models that are not whole on the device have layers there, or why they have not."""
+    from tierd.tier.rails_site import RailsSite
+
+    site = RailsSite(settings, HostSite(host), host, device)
+    found = {}
+    for model in settings.models:
+        want, there = Want.of(model, settings), foreseen.get(model.id, Foreseen("cpu"))
+        if not want.rails or there.outcome != "cpu":
+            continue
+        try:
+            with GGUFFile.open(model.path) as file:
+                site.foresee(model, settings, build_plan(file), file)
+            found[model.id] = Foreseen(site.outcome, there.decline)
+        except DeviceError as error:
+            decline = f"{there.decline}; nor on rails: {error}" if there.decline else str(error)
+            found[model.id] = Foreseen("cpu", decline)
+        except (ModelError, SettingsError):
+            continue  # it will be said when it is loaded
+    return found
 
 
 def reason_of(error: DeviceError | UnsupportedModelError) -> PassReason | None:
@@ -175,6 +221,15 @@ def reason_of(error: DeviceError | UnsupportedModelError) -> PassReason | None:
 def required_error(required: str, decline: str) -> RequiredTierError:
     """Return the error for a model that must reach a tier and was declined."""
     return RequiredTierError(f"it must be {required} on the GPU, as `require` demands, but {decline}")
+
+
+def _rails_site(settings: Settings, host: HostSite, device: DeviceSite | None) -> RailsSite | None:
+    """Return the device as a site for parts of models, None where it is turned off or the host is no host."""
+    if device is None or not isinstance(host.backend, HostBackend):
+        return None
+    from tierd.tier.rails_site import RailsSite
+
+    return RailsSite(settings, host, host.backend, device)
 
 
 def _device_site(settings: Settings, pool: ThreadPool, bank: Bank, gone: Gone) -> DeviceSite | None:

@@ -82,6 +82,8 @@ class Stage(Protocol[M]):
 class DeviceSeat(Generic[M]):
     """One model's. `drop` and `rearm` take long and may be called from a worker, one call at a time."""
 
+    holds_rows = True
+
     def __init__(self, model: str, stage: Stage[M]) -> None:
         """It begins AWAY, with nothing saved yet: `restore` gives it its first marks."""
         self.model = model
@@ -117,6 +119,12 @@ class DeviceSeat(Generic[M]):
         OrderError too where rows are there still, or on their way: they are hydrated first.
         """
         self._go("drop", SeatState.LEAVING)
+        self._free(home)
+        self._stage.reservations.release(self.model)
+        self.state = SeatState.DROPPED
+
+    def _free(self, home: Home) -> None:
+        """Free what the model has on the device. Raises OrderError where that would lose rows."""
         room = home.room
         if home.moves or room.free != room.total:
             raise OrderError(
@@ -124,8 +132,6 @@ class DeviceSeat(Generic[M]):
             )
         executor, home.executor = home.executor, AbsentExecutor.of(home.executor)
         executor.close()
-        self._stage.reservations.release(self.model)
-        self.state = SeatState.DROPPED
 
     def save(self) -> M:
         """Return the marks, which the seat forgets: what `restore` takes when the model is to come back."""

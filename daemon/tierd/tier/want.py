@@ -57,5 +57,15 @@ class Want:
         """Regions that are no stream's."""
         return int(self.resident_prefill_allowed)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the model is to be on the device as a whole."""
+        return self.mode in ("auto", "resident")
+
+    @property
+    def rails(self) -> bool:
+        """Whether rails will do, where it is not there as a whole."""
+        return self.mode in ("auto", "rails") and self.require != "resident"
+
     def __bool__(self) -> bool:
         return self.mode != "off"
