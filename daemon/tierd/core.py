@@ -348,7 +348,7 @@ class PassReason(enum.StrEnum):
     UNSUPPORTED_OP = "unsupported_op", "the device lacks something that the model needs"
     NO_ROOM = "no_room", "the model does not fit into the device's memory"
     DEVICE_LOST = "device_lost", "the device failed and is not back"
-    AWAY = "away", "its model has left the device for another, and switch.resume is cpu"
+    AWAY = "away", "its model is away from the device, which has another"
     UNHOMED = "unhomed", "no region of K/V was free on the device"
     PAGED = "paged", "a region is free again, but the stream's K/V lies in pages of the host"
     CAP = "cap", "the stream is longer than a region of K/V on the device"
