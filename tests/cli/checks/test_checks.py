@@ -270,7 +270,7 @@ def test_drivers_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "raise ImportError('libfmt.so.9: not found')",
             "kp cannot be imported: libfmt.so.9",
-            "--force-reinstall",
+            "pip uninstall kp, then ",
         ),
         ("__version__ = '0.9.0'", "kp 0.9.0 can be imported", ""),
     ],
