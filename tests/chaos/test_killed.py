@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -97,6 +98,20 @@ def doomed(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
                 process.kill()
 
 
+def stop_in_a_switch(process: subprocess.Popen[str], admin: httpx.Client, log: Path, random: Random) -> str:
+    """Freeze a daemon while a switch is under way; return the phase seen a moment before."""
+    for _ in range(200):
+        while (switch := admin.get("/status").json()["switch"]) is None:
+            time.sleep(0.002)
+        time.sleep(random.random() * 0.05)
+        process.send_signal(signal.SIGSTOP)
+        *_, last = re.findall(r"switch: (\S+ leaves|done|failed|called off)", log.read_text())
+        if last.endswith("leaves"):
+            return str(switch["phase"])
+        process.send_signal(signal.SIGCONT)
+    raise AssertionError("no switch took long enough")
+
+
 def serves(folder: Path, answers: Answers) -> None:
     """Check that a daemon serves now as if nothing had been, and leaves nothing half done behind."""
     with daemon(folder, SETTINGS) as served, served.client(PATIENCE_S) as client:
@@ -128,21 +143,14 @@ def test_in_the_middle_of_a_switch(seed: int, folder: Path, answers: Answers, re
         threads = [threading.Thread(target=talk, args=(model,)) for model in MODELS for _ in range(2)]
         for thread in threads:
             thread.start()
+        time.sleep(random.random())
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://admin") as admin:
-
-            def switch() -> dict[str, Any] | None:
-                found: dict[str, Any] | None = admin.get("/status").json()["switch"]
-                return found
-
-            time.sleep(random.random())
-            wait_until(lambda: switch() is not None)
-            time.sleep(random.random() * 0.1)
-            met = switch()
+            phase = stop_in_a_switch(process, admin, folder / "doomed.log", random)
         stop.set()
         process.kill()
         for thread in threads:
             thread.join()
-    record_property("phase", met and met["phase"])
+    record_property("seen in phase", phase)
     serves(folder, answers)
 
 
