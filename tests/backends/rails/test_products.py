@@ -67,6 +67,20 @@ def test_steps_equal_the_hosts(card: Card, opened: Opener) -> None:
     assert executor.failure == ""
 
 
+def test_products_that_do_not_come_back_are_not_those_of_before(
+    card: Card, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kompute does not tell of a device that is lost: then running commands does nothing."""
+    executor = opened()
+    whole = executor.run(batch()).copy()
+    executor.lay(Products(card, executor.groups, executor.host), executor.groups)
+    executor.run(batch())
+    assert executor.failure == ""
+    monkeypatch.setattr(binding.Recording, "run", lambda _: None)
+    np.testing.assert_array_equal(executor.run(batch()), whole)
+    assert (executor.layers, executor.failure) == ((), f"{card.name} failed at a product: nothing came back")
+
+
 def test_weights_are_shared_out_to_several_tensors(
     card: Card, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

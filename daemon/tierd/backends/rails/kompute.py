@@ -68,7 +68,11 @@ class Recording:
         self._name = name
 
     def run(self) -> None:
-        """Run them and wait. Raises DeviceLostError: then nothing is known of any tensor."""
+        """Run them and wait. Raises DeviceLostError: then nothing is known of any tensor.
+
+        Kompute looks neither at what submitting returns nor at what waiting does, but for a time that is up:
+        of a device that is lost it need not tell. Then no tensor has been carried back.
+        """
         try:
             self._sequence.eval()
         except RuntimeError as error:

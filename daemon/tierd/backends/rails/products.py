@@ -12,6 +12,7 @@ from tierd.backends.host import HostExecutor
 from tierd.backends.rails.cuts import HEAD, Group, Matmul
 from tierd.backends.rails.kompute import COPIES, Algorithm, Card, Recording, Tensor, Words
 from tierd.backends.resident import manifest
+from tierd.errors import DeviceLostError
 from tierd.progress import Progress
 
 TILE = 64
@@ -20,6 +21,8 @@ _BINDING_BYTES = 1 << 27
 # A tensor that matmuls share is not filled beyond this: it is packed whole before it is carried.
 _CHUNK_BYTES = 1 << 26
 _WORD = 4
+# A NaN that no product is: what stands where products go until they come.
+_NOTHING = 0x7FC0DEAD
 
 
 def fits(matmul: Matmul) -> bool:
@@ -93,8 +96,10 @@ class Products:
 
         They are there until the next call. Raises DeviceLostError.
         """
-        self._x.words[0] = rows
+        self._x.words[0], self._out.words[0] = rows, _NOTHING
         self._recordings[group].run()
+        if self._out.words[0] == _NOTHING:  # all of it is carried back at once, or nothing
+            raise DeviceLostError(f"{self._card.name} failed at a product: nothing came back")
         products, at = [], 0
         for matmul in group.matmuls:
             products.append(self._out.words[at : at + rows * matmul.outputs])
