@@ -17,7 +17,7 @@ from kompute import needs_kompute
 from tierd.backends.host import HostBackend
 from tierd.backends.protocol import Executor
 from tierd.backends.rails import kompute
-from tierd.core import FinishedEvent, TextEvent
+from tierd.core import FinishedEvent, PassReason, TextEvent
 from tierd.engine.snapshot import ModelSnapshot
 from tierd.errors import DeviceLostError
 from tierd.kv.bank import Bank
@@ -99,10 +99,12 @@ def test_layers_make_way_for_a_whole_model_and_come_back(box: Box) -> None:
     first = box.ask("wide", 400)
     state = box.wide(there=True)
     assert (state.outcome, state.device.split()[0]) == ("gpu:rails", "llvmpipe")
+    assert state.passes == {}
     box.harness.engine.activate("small").result(PATIENCE)
     state = box.wide(there=False)
     assert (state.running, state.outcome, state.seat) == (1, "gpu:rails", "away")
     box.check(box.ask("wide", 12))
+    assert box.harness.engine.snapshot.models["wide"].passes.keys() == {PassReason.AWAY}
     assert not box.harness.mail.terminals().get(first)
     box.harness.engine.taken(first, 300)  # it waited for its reader, and goes on on the CPU
     box.check(first)
@@ -134,7 +136,8 @@ def test_a_device_that_fails_at_a_product_is_said_and_the_stream_goes_on(
     state = box.harness.engine.snapshot.models["wide"]
     assert state.rails is not None
     assert state.rails.on_device == ()
-    assert state.decline == "it failed at a product"
+    assert (state.outcome, state.device, state.decline) == ("cpu", "", "it failed at a product")
+    assert state.passes.keys() == {PassReason.DEVICE_LOST}
 
 
 def test_a_model_that_is_unloaded_gives_its_room_back(box: Box) -> None:

@@ -189,3 +189,12 @@ def test_some_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(os, "statvfs", lambda path: disk(5 + size, 1, 100))
     write(tmp_path / "0.rows", HEADER.pack(), some_rows())
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    pipe, folder = tmp_path / "1.rows", tmp_path / "2.rows"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder):
+        with pytest.raises(RowFileError, match="it is no file"):
+            read_header(path)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from tierd.backends.rails.executor import RailsExecutor
 from tierd.core import Chunk, FailedEvent, FinishedEvent, FinishReason, PassReason, Sequence, TerminalEvent
 from tierd.engine import routing
 from tierd.engine.ledger import Ledger
@@ -92,7 +93,7 @@ class Fallbacks:
 
     def enter(self, slot: Slot) -> None:
         """Take in a slot that was loaded."""
-        if slot.fallback is not None or slot.declined is not None:
+        if slot.fallback is not None or slot.declined is not None or isinstance(slot.executor, RailsExecutor):
             self.passes[slot.id] = Passes(slot.id, self._metrics.passes)
         if slot.fallback is not None:
             self._slots[slot.id] = slot
@@ -119,8 +120,9 @@ class Fallbacks:
         on_device = self._slots.get(slot.id)
         for sequence, chunk in zip(step.sequences, step.chunks, strict=True):
             if on_device is None:
-                assert slot.declined is not None
-                passes.count(slot.declined)
+                reason = slot.declined or _off_rails(slot, step)
+                if reason is not None:
+                    passes.count(reason)
             elif slot is not on_device:
                 passes.count(self._reason(on_device, sequence, chunk))
 
@@ -445,6 +447,14 @@ class Fallbacks:
         threading.Thread(
             target=lambda: self._inbox.put(work(slot)), name=f"tierd-work-{slot.id}", daemon=True
         ).start()
+
+
+def _off_rails(slot: Slot, step: Step) -> PassReason | None:
+    """Say why the CPU computes a step's matmuls that are for the device; None where it does not."""
+    executor = slot.executor
+    if not isinstance(executor, RailsExecutor) or step.batch.rows < executor.least or executor.layers:
+        return None
+    return PassReason.DEVICE_LOST if executor.failure else PassReason.AWAY
 
 
 # Run in a worker thread; whatever goes wrong there is told, not raised.

@@ -575,6 +575,8 @@ class Loop:
             return
         slots = [slot for slot in self._slots.values() if flush.model in (None, slot.id)]
         freed = {slot.id: slot.flush() for slot in slots}
+        if flush.model is None and self._bank is not None:
+            self._bank.flush()  # what is there of models that are not loaded
         self._keeper.forget()
         for model, pages in freed.items():
             log.info("model=%s flushed the prefix cache, %d pages", model, pages)

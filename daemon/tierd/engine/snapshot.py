@@ -199,8 +199,8 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
     rails = _rails(slot)
     failure = "" if rails is None else rails.failure
     return ModelSnapshot(
-        outcome="cpu" if slot.lost else slot.outcome,
-        device="" if slot.lost else slot.device,
+        outcome="cpu" if slot.lost or failure else slot.outcome,
+        device="" if slot.lost or failure else slot.device,
         decline=slot.lost or failure or slot.decline,
         seat=_seat(slot),
         running=len(streams),

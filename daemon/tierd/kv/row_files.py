@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -165,7 +166,12 @@ def _with_checksum(content: bytes) -> bytes:
 
 
 def _open(path: Path) -> BufferedReader:
-    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+    """Open a file to be read. Raises RowFileError for what is none: a pipe would be waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RowFileError("it is no file")
+    return open(descriptor, "rb")
 
 
 def _refuse_full(folder: Path, size: int) -> None:

@@ -42,7 +42,7 @@ class RailsExecutor:
         self.vocabulary = host.vocabulary
         self.layers: tuple[int, ...] = ()  # whose matmuls are on the device
         self.failure = ""  # why the device is not used any more
-        self._least = rows
+        self.least = rows
         self._lock = threading.Lock()  # held while the device computes, and while what is laid changes
         self._products: Products | None = None
         self._segments: tuple[Segment, ...] = ()
@@ -77,7 +77,7 @@ class RailsExecutor:
 
     def run(self, batch: Batch) -> Logits:
         """Submit a batch and collect it: its logits, shape (batch.logit_rows, vocabulary)."""
-        if batch.rows < self._least:
+        if batch.rows < self.least:
             return self.host.run(batch)
         with self._lock:
             if self._products is not None:
