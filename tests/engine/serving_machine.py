@@ -11,11 +11,20 @@ import logging
 import tempfile
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from prometheus_client import Counter as Counts
 
 from engine import drive
 from engine.device_slot import NullFallback
@@ -28,7 +37,6 @@ from tierd.core import (
     FailedEvent,
     FinishedEvent,
     FinishReason,
-    PassReason,
     Request,
     TerminalEvent,
     TextEvent,
@@ -58,11 +66,18 @@ OPENINGS = (b"", b"a", MANY, FEW, b"x" * 30, b"y" * 70)
 A_FAULT = "a fault"
 FAULTS = (DeviceLostError("lost"), DeviceTimeoutError("hung"), DeviceMemoryError("full"))
 OFTEN, RARELY = (*7 * (True,), False), (*5 * (False,), True)
-# Of the device, of the CPU, and of the engine's threads.
-CALLS = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 2))
-A_MINUTE = 61.0
+A_STEP, A_MINUTE = 0.05, 61.0
+FATES = (*4 * ("well",), "no room", "lost")  # of what a thread does
+# Which of them, how it fares, and how many in a row fare so.
+THREADS = st.tuples(st.integers(0, 3), st.sampled_from(FATES), st.integers(1, 3))
+# What is done of the device's work, of the CPU's, and by the engine's threads.
+CALLS = st.tuples(st.integers(0, 9), st.integers(0, 9), st.lists(THREADS, max_size=2))
+Calls = tuple[int, int, list[tuple[int, str, int]]]
 # Which model, how it begins, how many tokens.
-TALKS = st.lists(st.tuples(st.integers(0, 11), st.sampled_from(OPENINGS), st.integers(1, 40)), max_size=5)
+TALKS = st.lists(
+    st.tuples(st.integers(0, 11), st.sampled_from(OPENINGS), st.integers(1, 40)), min_size=1, max_size=6
+)
+ROUND = 10
 MOST_TURNS = 20_000  # no example needs so many to come to rest
 
 
@@ -86,9 +101,13 @@ class Slips(logging.Handler):
         return isinstance(error, TierdError)
 
 
-@functools.cache
 def alone(asked: Request) -> str:
-    """Return the text of a request that is served alone, on the CPU."""
+    """Return the text of a request that is served alone, on the CPU. It is the same for all models."""
+    return _alone(replace(asked, id="", model="any"))
+
+
+@functools.cache
+def _alone(asked: Request) -> str:
     slot = null_slot(model(asked.model), pages=64, prefix_cache=False)
     drive.enqueue(slot, asked)
     return "".join(event.text for _, event in drive.serve(slot) if isinstance(event, TextEvent))
@@ -140,7 +159,7 @@ class ServingMachine(RuleBasedStateMachine):
 
     @rule(
         index=st.integers(0, 11),
-        opening=st.sampled_from(OPENINGS),
+        opening=st.sampled_from(OPENINGS) | st.integers(0, 1000),
         tail=st.integers(0, 2),
         tokens=st.integers(1, 40),
         random=st.sampled_from((False, False, False, True)),
@@ -150,73 +169,71 @@ class ServingMachine(RuleBasedStateMachine):
     def ask(
         self,
         index: int,
-        opening: bytes,
+        opening: bytes | int,
         tail: int,
         tokens: int,
         random: bool,
         copies: int,
-        calls: tuple[int, int, int],
+        calls: Calls,
     ) -> None:
+        """Let requests come; a number: they go on with what a stream has said, to its end or so far."""
+        model, prompt = self.name(index), opening
+        if isinstance(prompt, int):
+            if not self.asked:
+                return
+            id = f"r{prompt % len(self.asked)}"
+            model = self.asked[id].model
+            said = bytes(self.asked[id].prompt) + self.loop.mail.text(id).encode("utf-8", "ignore")
+            prompt = said[: CONTEXT - 8] + b" and"
         for _ in range(copies):
-            self.submit(self.name(index), opening + b"q%d" % tail, tokens, random=random)
+            self.submit(model, prompt + b"q%d" % tail, tokens, random=random)
         self.turn()
         self.do(*calls)
-
-    @precondition(lambda self: self.asked)
-    @rule(index=st.integers(0, 1000), tokens=st.integers(1, 20), calls=CALLS)
-    def go_on(self, index: int, tokens: int, calls: tuple[int, int, int]) -> None:
-        """Go on with what a stream has said, to its end or so far."""
-        id = f"r{index % len(self.asked)}"
-        before = self.asked[id]
-        said = bytes(before.prompt) + self.loop.mail.text(id).encode("utf-8", "ignore")
-        self.submit(before.model, said[: CONTEXT - 8] + b" and", tokens)
-        self.turn()
-        self.do(*calls)
-
-    @rule(calls=CALLS)
-    def work(self, calls: tuple[int, int, int]) -> None:
-        self.do(*calls)
-
-    @precondition(lambda self: self.loop.live)
-    @rule(index=st.integers(0, 1000))
-    def cancel(self, index: int) -> None:
-        live = sorted(self.loop.live)
-        id = live[index % len(live)]
-        self.cancelled.add(id)
-        self.loop.inbox.put(Cancel(id))
-        self.turn()
-
-    @rule()
-    def read(self) -> None:
-        self.take_all()
-        self.turn()
 
     @rule(
-        what=st.sampled_from(("unseen", "flush", "flush one", "later", "save")),
-        device=st.sampled_from(("gpu", "cpu")),
+        what=st.sampled_from(
+            ("work", "work", "cancel", "read", "unseen", "flush", "flush one", "file", "save")
+        ),
+        index=st.integers(0, 1000),
+        fate=st.sampled_from(FATES),
+        calls=CALLS,
     )
-    def meet(self, what: str, device: str) -> None:
-        """Have something happen at an awkward time."""
+    def serve(self, what: str, index: int, fate: str, calls: Calls) -> None:
+        """Let clients leave or read, the cache be flushed, a file be written or read, and work be done."""
+        live = sorted(self.loop.live)
         match what:
+            case "cancel" if live:
+                self.cancelled.add(live[index % len(live)])
+                self.loop.inbox.put(Cancel(live[index % len(live)]))
+            case "read":
+                self.take_all()
             case "unseen":  # what has been done lies in the inbox while more happens
-                self.loop.work(device)
-            case "later":
-                self.clock.now += A_MINUTE
-                self.turn()
+                self.work(("gpu", "cpu")[index % 2])
+                return
+            case "file" if self.spill is not None and self.spill.job is not None:
+                self.move_file(fate)
             case "save":
                 self.loop.save()
-                self.turn()
-            case flush:
-                self.loop.inbox.put(Flush(self.models[0] if flush == "flush one" else None, Future()))
-                self.turn()
+            case "flush" | "flush one":
+                self.loop.inbox.put(Flush(self.models[0] if what == "flush one" else None, Future()))
+        self.turn()
+        self.do(*calls)
+
+    @rule(seconds=st.sampled_from((0.1, 1.0, 5.0, A_MINUTE, None)))
+    def pass_time(self, seconds: float | None) -> None:
+        """Let time pass; None: till something is due, but not till a client has let it wait for too long."""
+        due = max(0.0, (self.loop.due or 0.0) - self.clock.now)
+        self.clock.now += min(due, A_MINUTE) if seconds is None else seconds
+        self.turn()
 
     @precondition(lambda self: not self.calm)
     @rule(
         what=st.sampled_from(("breaks", "breaks", "fails", "fails on the CPU")),
         call=st.sampled_from(("submit", "step", "in", "out", "behind")),
         error=st.sampled_from(FAULTS),
+        calls=CALLS,
     )
-    def disturb(self, what: str, call: str, error: Exception) -> None:
+    def disturb(self, what: str, call: str, error: Exception, calls: Calls) -> None:
         """Have something go wrong."""
         match what:
             case "breaks":  # the device does, for good
@@ -227,20 +244,7 @@ class ServingMachine(RuleBasedStateMachine):
             case "fails on the CPU":
                 self.cpu_fault = ExecutorError(A_FAULT)
                 self.failures = True
-
-    @precondition(lambda self: self.loop.workers)
-    @rule(index=st.integers(0, 3), succeeds=st.sampled_from(OFTEN))
-    def worker(self, index: int, succeeds: bool) -> None:
-        """Let one of the engine's threads do its work."""
-        self.prepare_workers(succeeds=succeeds or self.calm)
-        self.let_work(index)
-        self.turn()
-
-    @precondition(lambda self: self.spill is not None and self.spill.job is not None)
-    @rule(fate=st.sampled_from(("done", "done", "done", "failed", "full")))
-    def write_or_read(self, fate: str) -> None:
-        self.move_file(fate)
-        self.turn()
+        self.do(*calls)
 
     # ---- How
 
@@ -266,23 +270,31 @@ class ServingMachine(RuleBasedStateMachine):
         self.asked[id] = asked
         self.loop.submit(asked)
 
-    def do(self, gpu: int, cpu: int, threads: int) -> None:
+    def do(self, gpu: int, cpu: int, threads: list[tuple[int, str, int]]) -> None:
         """Let the devices and the engine's threads do so much, if there is so much to do."""
-        self.prepare_workers(succeeds=True)
-        for _ in range(min(threads, len(self.loop.workers))):
-            self.let_work(0)
+        for index, fate, tries in threads[: len(self.loop.workers)]:
+            self.prepare_workers("well" if self.calm else fate, tries)
+            self.let_work(index)
+            self.prepare_workers("well")
             self.turn()
         for device, count in (("gpu", gpu), ("cpu", cpu)):
             for _ in range(count):
-                if not self.loop.work(device):
+                if not self.work(device):
                     break
                 self.turn()
 
-    def prepare_workers(self, *, succeeds: bool) -> None:
-        """Say how the engine's threads will fare from now on."""
+    def work(self, device: str) -> bool:
+        """Let a device do its next thing, which takes time; return whether there was one."""
+        worked = self.loop.work(device)
+        self.clock.now += A_STEP * worked
+        return worked
+
+    def prepare_workers(self, fate: str, tries: int = 1) -> None:
+        """Say how the engine's threads will fare from now on. tries: so often."""
+        ill = fate != "well"
         for slot in self.slots:
-            fallback_of(slot).declines = [] if succeeds else [ModelError("no memory")]
-            fallback_of(slot).broken = [] if succeeds else [DeviceLostError("still lost")]
+            fallback_of(slot).declines = ill * [ModelError("no memory")]
+            fallback_of(slot).broken = ill * [DeviceLostError("still lost")]
 
     def let_work(self, index: int) -> None:
         """Let one of the engine's threads, of which there are some, do its work."""
@@ -321,7 +333,7 @@ class ServingMachine(RuleBasedStateMachine):
 
     def move_file(self, fate: str) -> None:
         assert self.spill is not None
-        done = self.spill.finish() if fate == "done" else self.spill.fail(full=fate == "full")
+        done = self.spill.finish() if fate == "well" else self.spill.fail(full=fate == "no room")
         self.loop.inbox.put(done)
 
     # ---- What is true at any time
@@ -366,21 +378,23 @@ class ServingMachine(RuleBasedStateMachine):
         """Let everything come to its end, without further faults. A turn is taken only where there is why."""
         self.board.armed.clear()
         self.cpu_fault = None
-        self.prepare_workers(succeeds=True)
         if self.stops:
             self.loop.inbox.put(Stop())
-        due = 0
+        spins = 0
         for _ in range(MOST_TURNS):
-            due = due + 1 if self.is_due and self.loop.inbox.empty() else 0
-            assert due < 5, "the loop spins"
-            if not self.loop.inbox.empty() or self.is_due:
+            if not self.loop.inbox.empty():
+                spins = 0
                 self.turn()
-            elif self.loop.work("gpu") | self.loop.work("cpu"):
+            elif self.is_due:
+                spins += 1
+                assert spins < 5, "the loop turns and turns"
+                self.turn()
+            elif self.work("gpu") | self.work("cpu"):
                 pass
             elif self.loop.workers:
                 self.let_work(0)
             elif self.spill is not None and self.spill.job is not None:
-                self.move_file("done")
+                self.move_file("well")
             elif not self.take_all():
                 if self.rests or self.loop.due is None:
                     break
@@ -411,14 +425,17 @@ class ServingMachine(RuleBasedStateMachine):
             else:
                 assert alone(asked).startswith(text)
                 assert self.may_end(id, end), end
-        for name in set(self.models):
-            self.seen.update(self.passes_of(name))
+        self.seen.update(self.counted(self.loop.metrics.passes, "reason"))
 
-    def passes_of(self, name: str) -> set[str]:
-        """Return why streams of a model were on the CPU."""
-        value = self.loop.metrics.registry.get_sample_value
-        labels = [{"model": name, "reason": reason} for reason in PassReason]
-        return {each["reason"] for each in labels if value("tierd_gpu_cpu_passes_total", each)}
+    @staticmethod
+    def counted(counter: Counts, label: str) -> set[str]:
+        """Return the values of a label under which anything was counted."""
+        (metric,) = counter.collect()
+        return {
+            sample.labels[label]
+            for sample in metric.samples
+            if sample.name == f"{metric.name}_total" and sample.value
+        }
 
     def may_end(self, id: str, end: TerminalEvent) -> bool:
         """Whether there was a reason for a stream to end before it had said everything."""
@@ -455,6 +472,26 @@ class ServingMachine(RuleBasedStateMachine):
         for slot in self.loop.everyone:
             assert slot.lost or slot.home.room.free == slot.home.room.total
             slot.executor.close()
+
+
+def play(machine: type[ServingMachine], rounds: int) -> None:
+    """Play a machine in so many rounds of `ROUND` examples, the same ones each time.
+
+    Rounds are that short since in longer ones most examples would be much like another one.
+    """
+    machine.seen.clear()
+    for start in range(rounds):
+        run_state_machine_as_test(
+            seed(start)(machine),
+            settings=settings(
+                max_examples=ROUND,
+                stateful_step_count=50,
+                deadline=None,
+                database=None,
+                phases=(Phase.generate, Phase.shrink),
+                suppress_health_check=[HealthCheck.too_slow],
+            ),
+        )
 
 
 def home_of(slot: Slot) -> DeviceHome:

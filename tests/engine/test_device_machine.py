@@ -9,9 +9,8 @@ from collections import Counter
 from typing import ClassVar
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, run_state_machine_as_test
+from hypothesis.stateful import initialize
 
 from engine.device_slot import device_slot
 from engine.harness import model
@@ -25,6 +24,7 @@ from engine.serving_machine import (
     TALKS,
     ServingMachine,
     fallback_of,
+    play,
 )
 from tierd.core import PassReason
 from tierd.settings import QueueSettings, ServerSettings, Settings
@@ -102,21 +102,11 @@ SELDOM = {"returned", "fetched", PassReason.BUSY, PassReason.GAP}
 
 
 @pytest.mark.parametrize(
-    ("examples", "wanted"),
-    [(120, USUAL), pytest.param(3000, USUAL | SELDOM, marks=pytest.mark.long)],
+    ("rounds", "wanted"),
+    [(5, USUAL), pytest.param(300, USUAL | SELDOM, marks=pytest.mark.long)],
     ids=["short", "long"],
 )
-def test_every_stream_ends_with_its_text_and_leaves_nothing(examples: int, wanted: set[str]) -> None:
-    DeviceMachine.seen.clear()
-    run_state_machine_as_test(
-        DeviceMachine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=50,
-            deadline=None,
-            derandomize=True,
-            phases=(Phase.generate, Phase.shrink),
-        ),
-    )
+def test_every_stream_ends_with_its_text_and_leaves_nothing(rounds: int, wanted: set[str]) -> None:
+    play(DeviceMachine, rounds)
     assert set(+DeviceMachine.seen) >= wanted, DeviceMachine.seen
-    assert DeviceMachine.seen["turns"] > 40 * examples, DeviceMachine.seen
+    assert DeviceMachine.seen["turns"] > 400 * rounds, DeviceMachine.seen
