@@ -17,7 +17,7 @@ from engine.manual import Board, BoardExecutor, Clock, ManualLoop
 from engine.null_slot import request
 from engine.null_stage import NullStage, seated_slot
 from tierd.core import FailedEvent, FinishedEvent, PassReason
-from tierd.engine.messages import Activate, Load, Message, Taken, Unload
+from tierd.engine.messages import Activate, Load, Message, Stop, Taken, Unload
 from tierd.errors import DeviceLostError, DeviceMemoryError, QueueFullError, TierdError, UnavailableError
 from tierd.kv.bank import Bank
 from tierd.settings import ModelSettings, QueueSettings, ServerSettings, Settings, SwitchSettings
@@ -457,3 +457,45 @@ def test_a_switch_during_which_the_device_is_lost_has_failed() -> None:
         assert isinstance(activated.exception(), DeviceLostError)
         it.end()
         it.said("b")
+
+
+def test_a_model_that_could_not_come_is_tried_again_after_a_while() -> None:
+    with played(refusal="it must not") as it:
+        it.stage.broken = [DeviceMemoryError("in pieces")]
+        it.ask("b", "b")
+        it.until(lambda: it.slots["b"].barred is PassReason.NO_ROOM, "gpu")
+        assert it.slots["a"].serves
+        assert it.loop.due is not None
+        assert it.loop.due > it.clock.now
+        it.end()
+        it.said("b")
+        assert it.stage.armed == ["a", "a", "b"]
+
+
+def test_models_that_were_about_to_leave_stay_when_the_engine_stops() -> None:
+    with played() as it:
+        it.ask("a", "a", tokens=12)
+        it.until(lambda: it.slots["a"].running[0].generated > 3, "gpu")
+        activated: Future[Any] = Future()
+        it.tell(Activate("b", activated))
+        switch = it.loop.dance.switch
+        assert switch is not None
+        assert switch.phase == "pause"
+        it.tell(Stop())
+        it.end()
+        for refused in (activated.exception(), it.failed("a")):
+            assert isinstance(refused, UnavailableError)
+        assert it.slots["a"].serves
+        assert not it.loop.busy
+
+
+def test_a_prompt_for_the_scratch_region_is_fed_elsewhere_when_the_model_leaves() -> None:
+    with played(regions=1, positions=64, scratch=True) as it:
+        it.ask("home", "a", b"h" * 40)
+        it.ask("guest", "a", b"g" * 40)
+        it.until(lambda: bool(it.slots["a"].guests), "cpu")
+        it.tell(Activate("b", Future()))
+        assert not it.slots["a"].guests
+        it.end()
+        it.said("home", b"h" * 40)
+        it.said("guest", b"g" * 40)
