@@ -253,10 +253,6 @@ class DanceMachine(ServingMachine):
         self.unreadable = fate == "no room" and tries == 3
         self.stage.broken = [] if fate == "well" else tries * [REFUSALS[fate]]
 
-    def let_work(self, index: int) -> None:
-        self.clock.now += 0.5  # whose hold depends on it
-        super().let_work(index)
-
     def turn(self) -> None:
         super().turn()
         switch = self.loop.dance.switch
@@ -344,6 +340,7 @@ class BoardStage(NullStage):
         return super().renew(marks)
 
     def arm(self, marks: NullMarks) -> tuple[Placed, NullMarks]:
+        self._machine.clock.now += 0.5  # whose hold depends on it
         try:
             return super().arm(marks)
         except DeviceLostError:
