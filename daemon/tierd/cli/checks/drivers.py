@@ -10,19 +10,19 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tierd.backends.vkapi.loader import DRIVERS_BESIDE, DRIVERS_INSTEAD
 from tierd.cli.checks.finding import Finding, note
 
 _NVIDIA = "0x10de"
 _VENDORS = {_NVIDIA: "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _DISPLAY = "0x03"  # PCI's class of display controllers
-_INSTEAD = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 MESA = "sudo apt install mesa-vulkan-drivers"
 
 
 def drivers(cards: Sequence[str], environment: Mapping[str, str] = os.environ) -> Finding:
     """Say which drivers the loader finds. cards: see `graphics_cards`."""
     subject = "drivers"
-    named = next((name for name in _INSTEAD if environment.get(name)), None)
+    named = next((name for name in DRIVERS_INSTEAD if environment.get(name)), None)
     manifests = _named(environment[named]) if named else _installed(environment)
     usable = [manifest for manifest in manifests if _is_manifest(manifest)]
     if usable:
@@ -81,7 +81,7 @@ def _installed(environment: Mapping[str, str]) -> list[Path]:
     )
     roots = dict.fromkeys(root for each in lists for root in each.split(":") if root)
     there = [manifest for root in roots for manifest in sorted(Path(root, "vulkan", "icd.d").glob("*.json"))]
-    return there + _named(environment.get("VK_ADD_DRIVER_FILES", ""))
+    return there + _named(environment.get(DRIVERS_BESIDE, ""))
 
 
 def _is_manifest(path: Path) -> bool:
