@@ -499,3 +499,30 @@ def test_a_prompt_for_the_scratch_region_is_fed_elsewhere_when_the_model_leaves(
         it.end()
         it.said("home", b"h" * 40)
         it.said("guest", b"g" * 40)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_model_whose_room_one_that_is_loaded_takes_comes_nevertheless(forced: bool) -> None:
+    idle = SwitchSettings(min_hold_s=0.0, max_wait_s=0.0, idle_s=5.0)
+    with played("a", sizes={"a": 6, "b": 6}, switch=idle) as it:
+        it.clock.now += 5.0
+        it.loop.turn()
+        it.until(lambda: it.loop.dance.switch is None)
+        activated: Future[Any] = Future()
+        if forced:
+            it.tell(Activate("a", activated))
+        else:
+            it.ask("a", "a")
+        it.tell(Load(it.settings_of("b"), Future()))
+        it.loop.workers.rotate(-1)
+        it.loop.workers.popleft()()
+        it.loop.turn()
+        assert it.stage.reservations.held == {"b": 6}
+        if forced:
+            it.until(activated.done)
+            assert activated.result()
+        else:
+            it.end()
+            it.said("a")
+        assert it.stage.reservations.held == {"a": 6}
+        assert not it.passes()

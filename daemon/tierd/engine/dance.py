@@ -363,7 +363,10 @@ class Dance:
                 self._arrived[slot] = now
             if not slot.there or slot is not switch.incoming:
                 self._kept.pop(slot, None)
-        if switch.error is not None:
+        crowded = isinstance(switch.error, DeviceMemoryError) and self._is_crowded_out(switch)
+        if crowded:
+            log.info("switch: a model that was loaded meanwhile has taken the room")
+        elif switch.error is not None:
             self._failed(switch, switch.error, now)
         else:
             self.switches += 1
@@ -374,10 +377,20 @@ class Dance:
                     self._kept[switch.incoming] = now + self._rules.hold_s
             phases = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in switch.seconds.items())
             log.info("switch: done in %.2f s (%s)", now - switch.began, phases)
-        if wanting is not None and switch.error is not None:
+        if wanting is not None and crowded:
+            self._wanted.appendleft(wanting)
+        elif wanting is not None and switch.error is not None:
             self._answers.refuse(wanting.activated, switch.error)
         elif wanting is not None:
             self._answers.give(wanting.activated, dict(switch.seconds))
+
+    def _is_crowded_out(self, switch: Switch) -> bool:
+        """Whether others than those who were to leave have the room that the newcomer was to have."""
+        assert switch.incoming is not None
+        assert switch.incoming.seat is not None
+        leaving = {slot.id for slot in switch.outgoing}
+        others = sum(size for model, size in self._memory.reservations.items() if model not in leaving)
+        return switch.incoming.seat.bytes > self._memory.budget - others
 
     def _failed(self, switch: Switch, error: TierdError, now: float) -> None:
         slot = switch.incoming
