@@ -153,7 +153,7 @@ def empty(house: House) -> Mapping[str, int]:
 @pytest.mark.parametrize(
     ("switch", "rounds", "seconds"),
     [
-        pytest.param(RESTLESS, 1, 6.0, id="slice"),
+        pytest.param(RESTLESS, 1, 6.0, id="slice", marks=pytest.mark.long),
         pytest.param(RESTLESS, 5, 30.0, id="device", marks=pytest.mark.long),
         pytest.param(TO_THE_CPU, 5, 30.0, id="cpu", marks=pytest.mark.long),
     ],
