@@ -64,7 +64,7 @@ FILES = 4000
 MANY, FEW = b"the same opening of many talks, ", b"the same opening of a few, "
 OPENINGS = (b"", b"a", MANY, FEW, b"x" * 30, b"y" * 70)
 A_FAULT = "a fault"
-FAULTS = (DeviceLostError("lost"), DeviceTimeoutError("hung"), DeviceMemoryError("full"))
+FAULTS = (DeviceLostError, DeviceTimeoutError, DeviceMemoryError)
 OFTEN, RARELY = (*7 * (True,), False), (*5 * (False,), True)
 A_STEP, A_MINUTE = 0.05, 61.0
 FATES = (*4 * ("well",), "no room", "lost")  # of what a thread does
@@ -233,11 +233,11 @@ class ServingMachine(RuleBasedStateMachine):
         error=st.sampled_from(FAULTS),
         calls=CALLS,
     )
-    def disturb(self, what: str, call: str, error: Exception, calls: Calls) -> None:
+    def disturb(self, what: str, call: str, error: type[Exception], calls: Calls) -> None:
         """Have something go wrong."""
         match what:
             case "breaks":  # the device does, for good
-                self.board.armed[call] = error
+                self.board.armed[call] = error("it has failed")
             case "fails" if call in ("step", "in", "out"):  # a call does, and nothing else
                 self.board.armed[call] = ExecutorError(A_FAULT)
                 self.failures |= call == "step"

@@ -50,7 +50,7 @@ from tierd.tier.status import TierStatus
 
 BUDGET = 12
 NAMES = "abcd"
-REFUSALS = {"no room": DeviceMemoryError("in pieces"), "lost": DeviceLostError("lost")}
+REFUSALS = {"no room": DeviceMemoryError, "lost": DeviceLostError}
 THERE = ("on", "leaving", "armed")
 
 
@@ -251,7 +251,7 @@ class DanceMachine(ServingMachine):
     def prepare_workers(self, fate: str, tries: int = 1) -> None:
         super().prepare_workers(fate, tries)
         self.unreadable = fate == "no room" and tries == 3
-        self.stage.broken = [] if fate == "well" else tries * [REFUSALS[fate]]
+        self.stage.broken = [REFUSALS[fate]("it cannot be") for _ in range(tries) if fate in REFUSALS]
 
     def turn(self) -> None:
         super().turn()
