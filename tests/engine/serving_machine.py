@@ -61,8 +61,8 @@ from tierd.tier.device_home import DeviceHome
 POSITIONS, CONTEXT, CHUNK_ROWS = 48, 96, 8
 ROW_BYTES = 8
 FILES = 4000
-MANY, FEW = b"the same opening of many talks, ", b"the same opening of a few, "
-OPENINGS = (b"", b"a", MANY, FEW, b"x" * 30, b"y" * 70)
+SHARED = b"the same opening of many talks, ", b"the same opening of a few, "
+OPENINGS = (b"", b"a", *SHARED, b"x" * 30, b"y" * 70)
 A_FAULT = "a fault"
 FAULTS = (DeviceLostError, DeviceTimeoutError, DeviceMemoryError)
 OFTEN, RARELY = (*7 * (True,), False), (*5 * (False,), True)
@@ -77,6 +77,7 @@ Calls = tuple[int, int, list[tuple[int, str, int]]]
 TALKS = st.lists(
     st.tuples(st.integers(0, 11), st.sampled_from(OPENINGS), st.integers(1, 40)), min_size=1, max_size=6
 )
+MANY = 1000  # no example has so many requests
 ROUND = 10
 MOST_TURNS = 20_000  # no example needs so many to come to rest
 

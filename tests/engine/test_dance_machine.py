@@ -21,6 +21,7 @@ from engine.serving_machine import (
     CALLS,
     CHUNK_ROWS,
     CONTEXT,
+    MANY,
     OFTEN,
     POSITIONS,
     RARELY,
@@ -127,7 +128,7 @@ class DanceMachine(ServingMachine):
             )
         self.open(
             Settings(
-                queue=QueueSettings(timeout_s=0 if given.calm else given.timeout_s),
+                queue=QueueSettings(capacity=MANY, timeout_s=0 if given.calm else given.timeout_s),
                 server=ServerSettings(reader_backlog=4, reader_timeout_s=10**6),
                 switch=switch,
             ),

@@ -18,6 +18,7 @@ from engine.manual import Board, BoardExecutor
 from engine.serving_machine import (
     CHUNK_ROWS,
     CONTEXT,
+    MANY,
     OFTEN,
     POSITIONS,
     RARELY,
@@ -64,7 +65,7 @@ class DeviceMachine(ServingMachine):
         talks: list[tuple[int, bytes, int]],
     ) -> None:
         readers = ServerSettings(reader_backlog=4, reader_timeout_s=10**6)
-        there = Settings(queue=QueueSettings(timeout_s=0), server=readers)
+        there = Settings(queue=QueueSettings(capacity=MANY, timeout_s=0), server=readers)
         self.open(there, bank=bank, spills=spills, stops=stops)
         self.homeless = not cpu
         for id, most, count in (("a", regions, streams), ("b", 1, 2)):
