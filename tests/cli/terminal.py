@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 PATIENCE_S = 20
 
@@ -34,6 +35,15 @@ class Terminal:
     def type(self, keys: str) -> None:
         """Press keys. Wait for the prompt first: what comes earlier is not the line editor's."""
         os.write(self._descriptor, keys.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C once the program waits: the line editor would not see it before its next key."""
+        deadline = time.monotonic() + PATIENCE_S
+        status = Path(f"/proc/{self.process.pid}/stat")
+        while status.read_text().rpartition(")")[2].split()[0] != "S":
+            assert time.monotonic() < deadline, "the program does not come to rest"
+            time.sleep(0.001)
+        self.type("\x03")
 
     def until(self, wanted: str) -> str:
         """Wait until something is shown; return what came up to and with it, lines ended by \\n."""

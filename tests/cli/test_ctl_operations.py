@@ -286,7 +286,7 @@ class TestTerminal:
         daemon.events, daemon.later = [REARMING], [DONE]
         with terminal("ctl", "--url", daemon.url, "switch", "smol", environment={"TERM": "xterm"}) as shown:
             shown.until("rearm")
-            shown.type("\x03")
+            shown.interrupt()
             shown.until(f"tierd: {ID} goes on and is no longer followed; see `tierd ctl operations {ID}`\n")
             assert shown.code() == 1
         assert daemon.asked == [("/models/activate", {"model": "smol"})]
