@@ -19,7 +19,7 @@ from tierd.chat.tokenizer import Tokenizer
 from tierd.core import Batch, Chunk, TextEvent, TokenLogprobs
 from tierd.http import sse
 from tierd.http.logprobs import LEAST, ChatScribe, TextScribe
-from tierd.http.responses import Heading
+from tierd.http.shapes import Heading
 from tierd.settings import KVSettings, ModelSettings, Settings
 from tierd.slot import open_slot
 from tierd.tier.host_site import HostSite

@@ -12,7 +12,7 @@ from tierd.chat.tokenizer import Tokenizer
 from tierd.core import FinishedEvent, FinishReason, TextEvent, Usage
 from tierd.http import sse
 from tierd.http.logprobs import ChatScribe, TextScribe
-from tierd.http.responses import Heading
+from tierd.http.shapes import Heading
 
 TOKENIZER: Tokenizer = ByteTokenizer()  # type: ignore[assignment]
 HEADING = Heading(id="chatcmpl-1", created=7, model="m", system_fingerprint="fp_0")

@@ -24,8 +24,8 @@ from tierd.errors import UnauthorizedError
 from tierd.http.commands import CommandRoutes
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.operations import OperationRoutes, Operations
-from tierd.http.responses import json_response
 from tierd.http.roster import Roster
+from tierd.http.shapes import json_response
 from tierd.http.tier_views import Bank, PassesView, RegionsView, SessionsView, TierView
 from tierd.kv.home import Room
 

@@ -23,8 +23,8 @@ from tierd.http.aside import aside
 from tierd.http.body import read_body
 from tierd.http.errors import one_line
 from tierd.http.operations import Operations, answer, patience
-from tierd.http.responses import json_response
 from tierd.http.roster import Roster
+from tierd.http.shapes import json_response
 from tierd.settings import DAY_S, ModelSettings
 
 log = logging.getLogger(__name__)

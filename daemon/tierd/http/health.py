@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from tierd.engine import Engine
 from tierd.errors import UnavailableError
-from tierd.http.responses import Health, json_response
+from tierd.http.shapes import Health, json_response
 from tierd.metrics import Metrics
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import TokenLogprobs
-from tierd.http.responses import ChatLogprobs, TextLogprobs, TokenLogprob, TopLogprob
+from tierd.http.shapes import ChatLogprobs, TextLogprobs, TokenLogprob, TopLogprob
 
 # JSON has no minus infinity; OpenAI documents this number for what is too unlikely.
 LEAST = -9999.0

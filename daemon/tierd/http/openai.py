@@ -24,7 +24,8 @@ from tierd.http.logprobs import ChatScribe, TextScribe
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.prompts import chat_ids, completion_ids
 from tierd.http.requests import ChatBody, CompletionBody
-from tierd.http.responses import (
+from tierd.http.roster import Roster
+from tierd.http.shapes import (
     AssistantMessage,
     ChatChoice,
     ChatCompletion,
@@ -36,7 +37,6 @@ from tierd.http.responses import (
     Usage,
     json_response,
 )
-from tierd.http.roster import Roster
 from tierd.http.sse import EventStream, chat_frames, completion_frames
 from tierd.http.unsupported import refuse_unsupported
 

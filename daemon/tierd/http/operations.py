@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from tierd.engine.operation import DONE, RUNNING, Operation, OperationView
 from tierd.errors import InvalidRequestError, OperationNotFoundError
 from tierd.http.errors import code_of, describe, one_line
-from tierd.http.responses import json_response
+from tierd.http.shapes import json_response
 from tierd.http.sse import HEADERS, KEEP_ALIVE, KEEP_ALIVE_S, frame
 
 KEPT = 256

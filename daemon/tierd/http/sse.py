@@ -18,7 +18,7 @@ from tierd.core import FinishedEvent, TextEvent
 from tierd.http.choices import Choices, total_usage
 from tierd.http.logprobs import ChatScribe, TextScribe
 from tierd.http.protocol import ABORT
-from tierd.http.responses import (
+from tierd.http.shapes import (
     ChatChunk,
     ChatChunkChoice,
     ChatLogprobs,

@@ -12,8 +12,8 @@ from tierd.http.body import read_body
 from tierd.http.encoder import Encoder
 from tierd.http.prompts import chat_prompt
 from tierd.http.requests import ChatBody, DetokenizeBody, TokenizeBody
-from tierd.http.responses import Content, Prompt, Tokens, json_response
 from tierd.http.roster import Roster
+from tierd.http.shapes import Content, Prompt, Tokens, json_response
 from tierd.http.translate import check_content, check_ids
 from tierd.http.unsupported import refuse_unsupported
 
