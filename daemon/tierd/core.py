@@ -61,6 +61,26 @@ class TokenMask:
         return 32 * index + (word & -word).bit_length() - 1
 
 
+class Constraint(Protocol):
+    """What the text of one stream may go on with. For one thread at a time; calls may take milliseconds."""
+
+    def allowed(self) -> TokenMask | None:
+        """Return which tokens may come next, None for any; once nothing may, those that end a text.
+
+        Raises InvalidRequestError: none may, or what there is to keep in mind has grown too large.
+        """
+
+    def advance(self, token: int) -> None:
+        """Note that a token has come. Raises InvalidRequestError for one that was not allowed."""
+
+
+class Grammar(Protocol):
+    """What a text must obey. Immutable, for any thread."""
+
+    def begin(self) -> Constraint:
+        """Return the constraint of a text that has not begun."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to pick a token from logits. The chain runs in the order of the fields.
@@ -106,7 +126,8 @@ class Request:
     `prompt` plus `max_tokens` fit the model's context; whoever builds a Request has checked it.
     `stop` strings end the text before they appear in it. With `ignore_eos` an end-of-generation
     token is an ordinary token. `top_logprobs`: tell each token's log-probability, and those of this
-    many most likely ones; None tells none.
+    many most likely ones; None tells none. `grammar`: what the text obeys; where that leaves nothing but
+    its end, it ends, with `ignore_eos` too. `spelled`: control tokens whose spelling belongs to the text.
     """
 
     id: str
@@ -117,6 +138,8 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    grammar: Grammar | None = None
+    spelled: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

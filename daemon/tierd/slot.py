@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from tierd.backends import library
 from tierd.backends.protocol import Executor
+from tierd.chat.grammar import Grammars
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
 from tierd.core import Batch, Chunk, PassReason, Sequence
@@ -190,6 +191,7 @@ class Slot:
     plan: Plan
     tokenizer: Tokenizer
     renderer: Renderer | None
+    grammars: Grammars = field(init=False)
     home: Home
     context: int
     chunk_rows: int
@@ -216,6 +218,9 @@ class Slot:
     handed: bool = False
     barred: PassReason | None = None
     back: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.grammars = Grammars(self.tokenizer)
 
     @property
     def id(self) -> str:

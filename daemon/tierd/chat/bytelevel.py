@@ -91,8 +91,8 @@ class ByteLevelBPE:
         self._tokenizer = Tokenizer(_merger(file, self.vocabulary, words))
         self._tokenizer.pre_tokenizer = _splitter(words)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a stretch of ordinary text."""
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        """Return the ids of a stretch of ordinary text, whether it begins a text or not."""
         # A batch of one: unlike `encode`, it lets other threads run meanwhile.
         encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
         count = len(self.vocabulary.tokens)

@@ -60,9 +60,9 @@ class SentencePieceBPE:
         except RuntimeError as error:
             raise ModelFileError(f"{file.path}: key {TOKENS}: {' '.join(str(error).split())}") from None
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a stretch of ordinary text."""
-        prefix = _SPACE if self.begins_with_space else ""
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        """Return the ids of a stretch of ordinary text. begins: of a text, not just a part of one."""
+        prefix = _SPACE if begins and self.begins_with_space else ""
         ids: list[int] = self._processor.EncodeAsIds(prefix + text.replace(" ", _SPACE))
         return ids
 

@@ -18,7 +18,7 @@ class _Merger(Protocol):
     adds_bos: bool
     begins_with_space: bool
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, begins: bool = True) -> list[int]: ...
 
     def spell(self, token: str) -> bytes: ...
 
@@ -73,6 +73,10 @@ class Tokenizer:
             ids.extend([part] if isinstance(part, int) else self._merger.encode(part))
         return ids + self._after if add_special else ids
 
+    def encode_part(self, text: str) -> list[int]:
+        """Return the ids of ordinary text in the middle of a text: nothing is put before it."""
+        return self._merger.encode(_sound(text), begins=False)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text that the ids spell, control tokens left out, bad UTF-8 replaced by U+FFFD.
 
@@ -99,6 +103,10 @@ class Tokenizer:
                 return byte_of(spelling)
             case _:
                 return b""
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token of the vocabulary is a control token, which is no text."""
+        return self._kinds[token] == TokenKind.CONTROL
 
     def token_text(self, token: int) -> str:
         """Return a token's spelling in the file, control tokens included.

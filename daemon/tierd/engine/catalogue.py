@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tierd.chat.grammar import Grammars
 from tierd.chat.renderer import Renderer
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import SamplingParams
@@ -21,7 +22,8 @@ class CatalogueEntry:
     streams: most requests, or choices of one, that run at the same time.
     max_prompt_tokens, max_output_tokens: the operator's caps, or the context where there is none.
     sampling: what a request gets where it is silent; its seed means nothing.
-    renderer: None when the model has no chat template. settings: what it was loaded with.
+    renderer: None when the model has no chat template. grammars: compiles what its answers may have to obey.
+    settings: what it was loaded with.
     created: when it was loaded, Unix seconds.
     """
 
@@ -36,6 +38,7 @@ class CatalogueEntry:
     sampling: SamplingParams
     tokenizer: Tokenizer
     renderer: Renderer | None
+    grammars: Grammars
     settings: ModelSettings
 
 
@@ -114,5 +117,6 @@ def describe(slot: Slot) -> CatalogueEntry:
         ),
         tokenizer=slot.tokenizer,
         renderer=slot.renderer,
+        grammars=slot.grammars,
         settings=settings,
     )
