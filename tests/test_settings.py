@@ -176,6 +176,11 @@ def test_a_tier_that_is_kept_off_cannot_be_required(settings_file: Path) -> None
     off = "gpu.mode = 'off'\n"
     assert complaint(settings_file, f"{off}gpu.require = 'resident'\n{table}") == message
     assert complaint(settings_file, f"{off}{table}require = 'resident'\n") == message
+    rails = "gpu.mode = 'rails'\n"
+    assert complaint(settings_file, f"{rails}{table}require = 'resident'\n") == message.replace(
+        "off", "rails"
+    )
+    load(settings_file, f"{rails}{table}require = 'rails'\n")
     settings = load(settings_file, f"{off}gpu.require = 'resident'\n{table}require = 'none'\n")
     assert settings.required(settings.models[0]) == "none"
     settings = load(settings_file, f"gpu.require = 'resident'\n{table}")

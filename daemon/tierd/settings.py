@@ -395,11 +395,11 @@ def _settle_models(where: str, models: tuple[ModelSettings, ...]) -> tuple[Model
 
 def _check_required(prefix: str, settings: Settings, model: ModelSettings) -> None:
     """Raise SettingsError where a tier is required that the settings keep off. prefix: begins its message."""
-    required = settings.required(model)
-    if settings.gpu.mode == "off" and required != "none":
+    required, mode = settings.required(model), settings.gpu.mode
+    if (mode == "off" and required != "none") or (mode == "rails" and required == "resident"):
         raise SettingsError(
             f"{prefix}{model.id!r} cannot be {required} on the GPU, as `require` demands, "
-            "while gpu.mode is off; change one of them",
+            f"while gpu.mode is {mode}; change one of them",
             key="require",
         )
 
