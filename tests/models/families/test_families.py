@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from forged import STRING, Entry, Key, forge, string
+from forged import STRING, U16, Entry, Key, forge, string
 from tierd.errors import ModelFileError, UnsupportedModelError
 from tierd.models import GGUFFile, architectures, build_plan
 from tiny import write_gemma3, write_llama
@@ -52,6 +52,12 @@ def test_no_architecture(tmp_path):
 def test_one_part_of_several(plan_of, architecture):
     with pytest.raises(UnsupportedModelError, match=r"split\.count"):
         plan_of(WRITERS[architecture], extra={"split.count": 2})
+
+
+def test_a_later_part_which_does_not_name_the_architecture(tmp_path):
+    file = forged_file(tmp_path, Key("split.count", U16, struct.pack("<H", 3)))
+    with pytest.raises(UnsupportedModelError, match=r"split\.count .* llama-gguf-split --merge"):
+        build_plan(file)
 
 
 @pytest.mark.parametrize(

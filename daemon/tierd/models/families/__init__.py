@@ -45,16 +45,16 @@ def build_plan(file: GGUFFile) -> Plan:
 
     Raises ModelFileError naming the key or tensor at fault; UnsupportedModelError naming what tierd lacks.
     """
+    if file.integer("split.count", 1) > 1:
+        raise UnsupportedModelError(
+            f"{file.path}: key split.count says that this is one part of several; join them into one file "
+            "with llama-gguf-split --merge"
+        )
     known = architectures()
     name = file.text("general.architecture")
     if name not in known:
         raise UnsupportedModelError(
             f"{file.path}: key general.architecture is {shown(name)}; known are {', '.join(known)}"
-        )
-    if file.integer("split.count", 1) > 1:
-        raise UnsupportedModelError(
-            f"{file.path}: key split.count says that this is one part of several; join them into one file "
-            "with llama-gguf-split --merge"
         )
     plan = _ARCHITECTURES[name](file)
     check_plan(plan, file)
