@@ -1,7 +1,7 @@
-"""A process that loads a model as the daemon does, fills all that it got, and tells what it then holds.
+"""A process that foresees a model, loads it as the daemon does, fills all that it got, and tells what it has.
 
 Arguments: the settings' file, and a tiny model that is there before, so that what the first model of a
-process brings with it is not counted. Prints a JSON object: bytes by name.
+process brings with it is not counted. Prints a JSON object: what `tierd size` says, and bytes by name.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import numpy as np
 
 from tierd.backends import library
 from tierd.backends.host import HostBackend, HostExecutor
+from tierd.backends.rails.executor import RailsExecutor
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.vkapi import roles_on_device
+from tierd.cli.size import describe
+from tierd.cli.size_views import document
 from tierd.core import Batch, Chunk
 from tierd.kv.sizing import private_memory
 from tierd.settings import ModelSettings, load_settings
@@ -33,7 +36,7 @@ def settled() -> int:
     return private_memory()
 
 
-def fill(slot: Slot, executor: HostExecutor) -> None:
+def fill(slot: Slot, executor: HostExecutor | RailsExecutor) -> None:
     """Write every row of every page, and let a step be as large as steps become."""
     for layer, size in enumerate(executor.row_bytes):
         rows = np.zeros((executor.page_positions, size), np.uint8)
@@ -56,8 +59,17 @@ def on_device(executor: ResidentExecutor) -> int:
     return sum(block.ranges.taken for role in roles for block in device._memory._blocks[role])
 
 
+def lifted(executor: RailsExecutor) -> int:
+    """Return the bytes that are free once a model has nothing on the device any more."""
+    assert executor.layers
+    there = settled()
+    executor.lift()
+    return there - settled()
+
+
 def main(config: str, warm: str) -> None:
     settings = load_settings(Path(config))
+    report = document(describe(settings, settings.models[0].id, {}))
     backend = HostBackend(settings.engine.threads)
     with closing(backend), closing(Tier(settings, HostSite(backend), backend.pool)) as tier:
         first = tier.open(ModelSettings(id="warm", path=Path(warm), streams=1, context=64))
@@ -69,10 +81,12 @@ def main(config: str, warm: str) -> None:
         if isinstance(executor, ResidentExecutor):
             device = on_device(executor)
         else:
-            assert isinstance(executor, HostExecutor)
+            assert isinstance(executor, HostExecutor | RailsExecutor)
             fill(slot, executor)
+        if isinstance(executor, RailsExecutor):
+            device = lifted(executor)
         held = {"host": settled() - before, "device": device}
-        print(json.dumps(held))
+        print(json.dumps({"report": report, "held": held}))
         slot.close()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kompute import needs_kompute
 from no_gpu import NO_DRIVER, NO_GPU
 from tierd.cli import main
 from tiny import write_llama
@@ -36,42 +37,49 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def configure(folder: Path, model: Path, mode: str, **table: object) -> Path:
+def configure(folder: Path, model: Path, mode: str, vram_mb: int = 0, **table: object) -> Path:
     file = folder / "size.toml"
     keys = "".join(f"{key} = {value!r}\n" for key, value in table.items())
     file.write_text(
-        f"engine.threads = 1\n[gpu]\nmode = '{mode}'\nallow_software = true\n"
+        f"engine.threads = 1\n[gpu]\nmode = '{mode}'\nallow_software = true\nvram_limit_mb = {vram_mb}\n"
         f"[[models]]\nid = 'm'\npath = '{model}'\n{keys}"
     )
     return file
 
 
-def child(*command: str) -> dict[str, Any]:
-    """Run Python in a process of its own, which has nothing yet, and return the JSON that it prints."""
+def foreseen_and_held(folder: Path, config: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Ask a process of its own, which has nothing yet."""
+    warm = write_llama(folder / "warm.gguf", head_size=32)
     environment = os.environ | {"PYTHONPATH": str(HELD.parents[1])}
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=True, env=environment
-    )
-    return dict(json.loads(done.stdout))
-
-
-def foreseen_and_held(folder: Path, config: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    report = child("-m", "tierd", "size", "m", "--config", str(config), "--json")
-    warm = write_llama(folder / "warm.gguf")
-    return report, child(str(HELD), str(config), str(warm))
+        [sys.executable, str(HELD), str(config), str(warm)],
+        capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
+    answer = json.loads(done.stdout)
+    return answer["report"], answer["held"]
 
 
 def on_host(folder: Path, model: Path, **table: object) -> None:
     report, held = foreseen_and_held(folder, configure(folder, model, "off", **table))
     assert held["device"] == 0
     assert report["host"]["total"] + report["text"] == pytest.approx(held["host"], rel=0.03)
-    assert (report["device"], report["no_device"]) == (None, "gpu.mode is off")
+    assert (report["device"], report["no_device"], report["rails"]) == (None, "gpu.mode is off", None)
 
 
 def on_device(folder: Path, model: Path, **table: object) -> None:
     report, held = foreseen_and_held(folder, configure(folder, model, "auto", **table))
     assert report["device"]["decline"] == report["no_device"] == ""
     assert report["device"]["total"] == pytest.approx(held["device"], rel=0.03)
+    assert report["rails"] is None
+
+
+def on_rails(folder: Path, model: Path, vram_mb: int, **table: object) -> dict[str, Any]:
+    """Kompute's device lies in the process's memory, as the copies of its tensors do."""
+    report, held = foreseen_and_held(folder, configure(folder, model, "rails", vram_mb, **table))
+    rails = dict(report["rails"])
+    assert rails["total"] == pytest.approx(held["device"], rel=0.03)
+    assert rails["host"] + report["text"] == pytest.approx(held["host"], rel=0.03)
+    return rails
 
 
 def test_a_tiny_model_takes_what_was_foreseen(tiny: Path, tmp_path: Path) -> None:
@@ -80,6 +88,12 @@ def test_a_tiny_model_takes_what_was_foreseen(tiny: Path, tmp_path: Path) -> Non
 
 def test_a_tiny_model_takes_what_was_foreseen_on_a_device(tiny: Path, tmp_path: Path) -> None:
     on_device(tmp_path, tiny, **TINY)
+
+
+@needs_kompute
+def test_a_tiny_model_takes_what_was_foreseen_on_rails(tiny: Path, tmp_path: Path) -> None:
+    rails = on_rails(tmp_path, tiny, 17, **TINY)
+    assert (rails["layers"], rails["all_layers"]) == (3, 4)
 
 
 def test_smollm2_takes_what_was_foreseen(smollm2_path: Path, tmp_path: Path) -> None:
@@ -94,6 +108,16 @@ def test_real_models_take_what_was_foreseen(
     for path in (smollm2_path, gemma3_path):
         on_host(tmp_path, path, **SMALL | {"kv_dtype": codec})
         on_device(tmp_path, path, **SMALL | {"kv_dtype": codec})
+
+
+@pytest.mark.long
+@needs_kompute
+def test_real_models_take_what_was_foreseen_on_rails(
+    smollm2_path: Path, gemma3_path: Path, tmp_path: Path
+) -> None:
+    for path in (smollm2_path, gemma3_path):
+        rails = on_rails(tmp_path, path, 100, **SMALL)
+        assert 0 < rails["layers"] < rails["all_layers"]
 
 
 def size(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -145,7 +169,7 @@ def test_the_limits_are_told_apart(tiny: Path, tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "Rows of a step: 116, one for each of 16 streams that generate and 100 of prompts" in shown
     assert "Queue: 7 more requests wait" in shown
-    assert f"It cannot be on a GPU: {NO_DRIVER}" in shown
+    assert f"It cannot be whole on a GPU: {NO_DRIVER}." in shown
 
 
 @pytest.mark.usefixtures("_no_gpu")
@@ -157,6 +181,65 @@ def test_what_does_not_fit_is_told_with_its_numbers(
     host = size(capsys, str(tiny), "--config", str(config), "--context", "4096", "--streams", "3")["host"]
     assert host["decline"].startswith("one stream of 4096 positions needs 8.0 MiB of K/V memory")
     assert (host["kv"], host["most_streams"]) == (3 * 8 * MIB, 0)
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_a_part_on_rails_is_told_of_a_gpu_that_is_not_there(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layer's weights take 4 bytes each, twice: of 256 x (256 + 128 + 128 + 256) and 3 x 256 x 512."""
+    layer = 2 * 4 * (256 * 768 + 3 * 256 * 512)
+    assert size(capsys, str(tiny))["rails"] is None
+    few, more = (size(capsys, str(tiny), "--vram", mib)["rails"] for mib in ("12", "17"))
+    assert (few["layers"], more["layers"], more["room"]) == (1, 3, 17 * MIB)
+    assert more["total"] - few["total"] == 2 * layer
+    assert few["tensors"] == few["copies"] == few["total"] // 2
+
+    little = size(capsys, str(tiny), "--vram", "1")["rails"]
+    assert (little["layers"], little["total"]) == (0, 0)
+    assert little["decline"].startswith("1.0 MiB hold not one of its layers; the first one takes ")
+
+    assert main(["size", str(tiny), "--vram", "12"]) == 0
+    assert "12.0 MiB for it has the matmuls of 1 of 4 layers" in capsys.readouterr().out
+    assert main(["size", str(tiny), "--vram", "1"]) == 0
+    assert "Nor can a part of it be on a GPU, on rails: 1.0 MiB hold" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("gpu", "arguments", "rails"),
+    [
+        ("", [], False),
+        ("", ["--vram", "12"], True),
+        ("vram_limit_mb = 12", [], True),
+        ("mode = 'rails'", [], True),
+        ("mode = 'off'", ["--vram", "12"], False),
+        ("require = 'resident'", ["--vram", "12"], False),
+    ],
+)
+def test_rails_are_told_where_a_device_does_not_hold_the_model(
+    tiny: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    gpu: str,
+    arguments: list[str],
+    rails: bool,
+) -> None:
+    config = tmp_path / "gpu.toml"
+    config.write_text(f"[gpu]\nallow_software = true\n{gpu}\n")
+    report = size(capsys, str(tiny), "--config", str(config), "--streams", "1", *arguments)
+    assert (report["rails"] is not None) == rails
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_a_file_may_have_any_name_and_lie_in_the_models_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    file = tmp_path / "tierd" / "models" / "a model.gguf"
+    file.parent.mkdir(parents=True)
+    write_llama(file, head_size=32)
+    report = size(capsys, "a model.gguf")
+    assert (report["model"], report["path"]) == ("a model", str(file))
 
 
 def test_the_regions_of_a_device_are_counted(
@@ -179,7 +262,7 @@ def test_the_regions_of_a_device_are_counted(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["missing.gguf"], 4, "missing.gguf cannot be opened"),
+        (["missing.gguf"], 4, "missing.gguf is no file here or in "),
         (["{}", "--kv", "q9"], 2, "kv_dtype must be one of f32, f16, q8_0, tq4, not 'q9'"),
         (["{}", "--streams", "0"], 2, "streams must lie between 1 and 1024, not 0"),
         (["{}", "--context", "4097"], 2, "context = 4097 is more than the 4096 positions"),

@@ -119,25 +119,39 @@ def _models(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
 @click.option("--streams", type=int, metavar="N", help="Requests that are served at the same time.")
 @click.option("--kv", "kv_dtype", metavar="CODEC", help=f"How K/V is kept: {', '.join(KV_DTYPES)}.")
 @click.option("--regions", type=int, metavar="N", help="Streams whose K/V a GPU keeps; 0: all of them.")
+@click.option(
+    "--vram",
+    type=click.IntRange(0),
+    metavar="MIB",
+    help="Most of a GPU's memory, be there one or not; 0: all.",
+)
 @options.config
 @options.as_json
-def _size(model: str, config: Path | None, as_json: bool, **table: int | str | None) -> None:
+def _size(
+    model: str, config: Path | None, as_json: bool, vram: int | None, **table: int | str | None
+) -> None:
     """Say what a model would take of this box, and how much it could serve there.
 
-    MODEL is a GGUF file, or the id of a model in the settings. Only the file's header is read. What is not
-    given is as in the settings, or their defaults.
+    MODEL is a GGUF file, here or in the models directory ($XDG_DATA_HOME/tierd/models), or the id of a model
+    in the settings. Only the file's header is read. What is not given is as in the settings, or their
+    defaults. The model is alone: `tierd models` says where several would run now.
+
+    The exit code is 0 also where the model does not fit, which is said with what keeps it from that; 4 where
+    there is no sound model, 2 where a value cannot be.
 
     \b
     Examples:
       tierd size model.gguf
       tierd size model.gguf --context 4096 --streams 32 --kv q8_0
+      tierd size model.gguf --vram 4096
       tierd size smol --config /etc/tierd.toml --regions 4 --json
     """
     settings = load_settings(config)
-    from tierd.cli.size import describe, document, print_report
+    from tierd.cli.size import describe
+    from tierd.cli.size_views import document, print_report
 
     given = {key: value for key, value in table.items() if value is not None}
-    report = describe(settings, model, given)
+    report = describe(settings, model, given, vram)
     if as_json:
         options.print_json(document(report))
     else:

@@ -121,12 +121,22 @@ def available_memory() -> int:
 
 
 def private_memory() -> int:
-    """Return the bytes of memory that this process has written and shares with no other.
+    """Return the bytes of memory that this process and its children have written and share with no others.
 
-    From Private_Dirty of /proc/self/smaps_rollup; see proc(5).
+    From Pss_Dirty of smaps_rollup, or Private_Dirty where Linux is older than 6.0; see proc(5).
     """
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:"))
+    own = Path("/proc/self")
+    children = [pid for task in own.glob("task/*/children") for pid in task.read_text().split()]
+    return sum(map(_written, [own, *(Path("/proc", pid) for pid in children)]))
+
+
+def _written(process: Path) -> int:
+    try:
+        lines = (process / "smaps_rollup").read_text().splitlines()[1:]
+    except OSError:  # it has ended
+        return 0
+    kib = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
+    return kib.get("Pss_Dirty", kib["Private_Dirty"]) * 1024
 
 
 def cgroup_memory(group: Path, unlimited: int) -> int:
