@@ -146,12 +146,17 @@ class Request:
 class Usage:
     """Token counts of one finished request. Every sampled token counts, an end-of-generation token too.
 
-    cached_tokens: how many of the prompt's tokens did not have to be fed.
+    cached_tokens: how many of the prompt's tokens did not have to be fed. reasoning_tokens: how many of the
+    sampled ones the model has thought in, which whoever reads its text finds out.
+    prompt_s: from its first rows to its first token. generation_s: from there to its last. Seconds.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    prompt_s: float = field(default=0.0, compare=False)
+    generation_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +181,12 @@ class TextEvent:
     """New text of a stream; never half a character, never part of a stop string.
 
     logprobs: of the tokens whose text begins in it, where the request asks for them; then the text may be
-    empty.
+    empty. generated: how many tokens of the stream have been sampled by now.
     """
 
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
+    generated: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

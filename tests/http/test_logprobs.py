@@ -15,9 +15,11 @@ from engine.null_slot import ByteTokenizer
 from live import Live, serve
 from tierd.backends.host import HostBackend
 from tierd.backends.protocol import Executor
+from tierd.chat.reply import Said
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import Batch, Chunk, TextEvent, TokenLogprobs
 from tierd.http import sse
+from tierd.http.chat_frames import ChatFrames
 from tierd.http.logprobs import LEAST, ChatScribe, TextScribe
 from tierd.http.shapes import Heading
 from tierd.settings import KVSettings, ModelSettings, Settings
@@ -222,14 +224,14 @@ def test_a_models_own_penalties_hold_where_a_request_is_silent(host_model: Model
 
 def test_frames_with_logprobs_are_these_bytes() -> None:
     heading = Heading(id="chatcmpl-1", created=7, model="m", system_fingerprint="fp_0")
-    frames = sse.chat_frames(heading, include_usage=False, scribes=[ChatScribe(BYTES)])
+    frames = ChatFrames(heading, include_usage=False, scribes=[ChatScribe(BYTES)])
     entry = TokenLogprobs(0x41, -0.5, ((0x41, -0.5), (ByteTokenizer.eos_id, -1.5)))
-    assert frames.encode([(0, TextEvent("A", (entry,)))]) == (
+    assert frames.encode([(0, Said("A", (entry,)))]) == (
         b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m",'
-        b'"system_fingerprint":"fp_0","choices":[{"delta":{"content":"A"},"finish_reason":null,"index":0,'
+        b'"system_fingerprint":"fp_0","choices":[{"index":0,"delta":{"content":"A"},'
         b'"logprobs":{"content":[{"token":"A","logprob":-0.5,"bytes":[65],"top_logprobs":['
         b'{"token":"A","logprob":-0.5,"bytes":[65]},{"token":"</s>","logprob":-1.5,"bytes":null}]}],'
-        b'"refusal":null}}]}\n\n'
+        b'"refusal":null},"finish_reason":null}]}\n\n'
     )
 
 

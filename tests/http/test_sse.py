@@ -9,9 +9,9 @@ import pytest
 from engine.null_slot import ByteTokenizer
 from live import Gated, Live
 from tierd.chat.tokenizer import Tokenizer
-from tierd.core import FinishedEvent, FinishReason, TextEvent, Usage
+from tierd.core import FinishedEvent, FinishReason, Usage
 from tierd.http import sse
-from tierd.http.logprobs import ChatScribe, TextScribe
+from tierd.http.logprobs import TextScribe
 from tierd.http.shapes import Heading
 
 TOKENIZER: Tokenizer = ByteTokenizer()  # type: ignore[assignment]
@@ -67,20 +67,6 @@ def test_a_stream_byte_by_byte(live: Live) -> None:
         assert list(middle["choices"][0]["delta"]) == ["content"]
 
 
-def test_chat_frames_are_these_bytes() -> None:
-    frames = sse.chat_frames(HEADING, include_usage=False, scribes=[ChatScribe(TOKENIZER)])
-    text = frames.encode([(0, TextEvent('say "hé"\n'))])
-    assert text == (
-        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m",'
-        b'"system_fingerprint":"fp_0","choices":[{"delta":{"content":"say \\"h\xc3\xa9\\"\\n"},'
-        b'"finish_reason":null,"index":0,"logprobs":null}]}\n\n'
-    )
-    end = FinishedEvent(FinishReason.STOP, Usage(3, 4))
-    assert frames.encode([(0, TextEvent("a")), (0, end)]).endswith(
-        b'"choices":[{"delta":{},"finish_reason":"stop","index":0,"logprobs":null}]}\n\ndata: [DONE]\n\n'
-    )
-
-
 def test_completion_frames_end_with_counts_when_asked() -> None:
     frames = sse.completion_frames(
         HEADING, include_usage=True, scribes=[TextScribe(TOKENIZER, with_top=False)]
@@ -94,6 +80,7 @@ def test_completion_frames_end_with_counts_when_asked() -> None:
         "completion_tokens": 4,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert end[2:] == [b"data: [DONE]", b""]
 

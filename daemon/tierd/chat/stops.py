@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import TextStream
 from tierd.errors import InvalidRequestError
 
 
-def text_stream(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> TextStream:
+def text_stream(tokenizer: Tokenizer, stop: Sequence[str] = (), spelled: Collection[int] = ()) -> TextStream:
     """Return a TextStream over the tokens of one answer.
 
+    spelled: control tokens that show as they are spelled.
     The pieces joined are the bytes of the tokens decoded as a whole, bad UTF-8 replaced by U+FFFD, cut
     before the stop string that is completed first (the longest, where several end together). The tokens
     follow a prompt, so a space that a first token begins with is kept. Raises InvalidRequestError for an
@@ -21,7 +22,7 @@ def text_stream(tokenizer: Tokenizer, stop: Sequence[str] = ()) -> TextStream:
     """
     if "" in stop:
         raise InvalidRequestError("a stop string must not be empty", param="stop")
-    return _Stream(tokenizer, tuple(stop))
+    return _Stream(tokenizer, tuple(stop), {id: tokenizer.token_text(id).encode() for id in spelled})
 
 
 class _Stream:
@@ -30,8 +31,9 @@ class _Stream:
     returned: characters handed out. starts: where the text of each token that is not shown yet begins.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], spelled: Mapping[int, bytes]) -> None:
         self._tokenizer = tokenizer
+        self._spelled = spelled
         self._stops = [_Search(text) for text in stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -50,7 +52,8 @@ class _Stream:
 
     def push(self, token: int) -> str:
         self._starts.append(self._returned + len(self._held))
-        text = self._release(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        raw = self._spelled.get(token) or self._tokenizer.token_bytes(token)
+        text = self._release(self._decoder.decode(raw))
         self._returned += len(text)
         while self._starts and self._starts[0] < self._returned:
             self._starts.popleft()

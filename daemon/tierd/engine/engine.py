@@ -17,6 +17,7 @@ from tierd.engine.messages import (
     Activate,
     Cancel,
     Drain,
+    Finish,
     Flush,
     Load,
     Message,
@@ -191,6 +192,12 @@ class Engine:
         with self._lock:
             if self._open:
                 self._inbox.put(Cancel(request_id))
+
+    def finish(self, request_id: str) -> None:
+        """End a request with reason STOP; nothing happens when it has ended or is not known."""
+        with self._lock:
+            if self._open:
+                self._inbox.put(Finish(request_id))
 
     def taken(self, request_id: str, count: int) -> None:
         """Note that `count` more of a request's TextEvents have reached its client.

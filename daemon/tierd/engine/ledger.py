@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tierd.core import FailedEvent, Request, Sequence, TerminalEvent
+from tierd.core import FailedEvent, FinishedEvent, Request, Sequence, TerminalEvent, Usage
 from tierd.engine.snapshot import Snapshot
 from tierd.errors import (
     BusyError,
@@ -39,6 +39,16 @@ class Timeline:
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+
+    def on(self, usage: Usage) -> Usage:
+        """Return the counts with what they took."""
+        if self.started is None or self.first_token is None or self.last_token is None:
+            return usage
+        return replace(
+            usage,
+            prompt_s=self.first_token - self.started,
+            generation_s=self.last_token - self.first_token,
+        )
 
 
 class Ledger:
@@ -148,8 +158,8 @@ class Ledger:
         ):
             gauge.labels(model).set(0)
 
-    def closed(self, sequence: Sequence, event: TerminalEvent) -> None:
-        """Note a request's end."""
+    def closed(self, sequence: Sequence, event: TerminalEvent) -> TerminalEvent:
+        """Note a request's end; return it with what it took."""
         now, request = time.monotonic(), sequence.request
         timeline = self._timelines.pop(request.id)
         error = event.error if isinstance(event, FailedEvent) else None
@@ -164,6 +174,9 @@ class Ledger:
             mean = self._service_s.setdefault(request.model, ran)
             self._service_s[request.model] = mean + LATEST * (ran - mean)
         _log(request, sequence, timeline, now, outcome, error)
+        if isinstance(event, FailedEvent):
+            return event
+        return FinishedEvent(event.reason, timeline.on(event.usage))
 
     def published(self, snapshot: Snapshot) -> None:
         """Set the gauges."""

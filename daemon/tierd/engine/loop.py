@@ -39,6 +39,7 @@ from tierd.engine.messages import (
     Activate,
     Cancel,
     Drain,
+    Finish,
     Flush,
     Load,
     LoadDone,
@@ -312,7 +313,9 @@ class Loop:
             case Submit(request, submitted):
                 self._submit(request, submitted)
             case Cancel(request_id):
-                self._cancel(request_id)
+                self._close(request_id, FinishReason.CANCELLED)
+            case Finish(request_id):
+                self._close(request_id, FinishReason.STOP)
             case Taken(request_id, count):
                 if request_id in self._live:
                     self._readers.take(self._live[request_id][1], count)
@@ -369,7 +372,7 @@ class Loop:
             if slot is None or self._draining or request.model not in self.catalogue.entries:
                 raise self.catalogue.missing(request.model)
             queue.check(request, slot)
-            text = text_stream(slot.tokenizer, request.stop)
+            text = text_stream(slot.tokenizer, request.stop, request.spelled)
         except RequestError as error:
             self._ledger.refused(request, submitted, error, known=request.model in self._slots)
             self._emit(request.id, FailedEvent(error))
@@ -382,10 +385,10 @@ class Loop:
         except QueueFullError as error:
             self.end(slot, sequence, FailedEvent(error))
 
-    def _cancel(self, request_id: str) -> None:
+    def _close(self, request_id: str, reason: FinishReason) -> None:
         if request_id in self._live:
             slot, sequence = self._live[request_id]
-            self.end(slot, sequence, FinishedEvent(FinishReason.CANCELLED, usage(sequence)))
+            self.end(slot, sequence, FinishedEvent(reason, usage(sequence)))
 
     def _complete(self, slot: Slot, step: Step, result: Result | Exception, seconds: float) -> None:
         if slot.lost:
@@ -607,7 +610,7 @@ class Loop:
             leave(slot, sequence)
             self._fallbacks.leave(slot, sequence)
             self._readers.forget(sequence)
-            self._ledger.closed(sequence, event)
+            event = self._ledger.closed(sequence, event)
             self._emit(sequence.request.id, event)
 
     def place(self, slot: Slot, sequence: Sequence) -> None:

@@ -37,6 +37,13 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """End a request as if its model had ended it: whoever reads its text has read enough."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """A stream's client has taken so many texts."""
 
@@ -183,6 +190,7 @@ class UnloadDone:
 Message = (
     Submit
     | Cancel
+    | Finish
     | Taken
     | Load
     | Unload

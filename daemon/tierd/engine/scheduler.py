@@ -149,7 +149,7 @@ def commit(
         text, reason = _advance(slot, sequence, token)
         told = _tell(sequence, score) if score is not None else ()
         if text or told:
-            events.append((sequence, TextEvent(text, told)))
+            events.append((sequence, TextEvent(text, told, sequence.generated)))
         if reason is not None:
             leave(slot, sequence)
             events.append((sequence, FinishedEvent(reason, usage(sequence))))

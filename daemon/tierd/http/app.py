@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from tierd.engine import Engine
+from tierd.http.chat import ChatRoutes
 from tierd.http.encoder import Encoder
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.health import HealthRoutes
@@ -18,6 +19,7 @@ from tierd.http.mailboxes import Mailboxes
 from tierd.http.openai import OpenAIRoutes
 from tierd.http.roster import Roster
 from tierd.http.text import TextRoutes
+from tierd.http.turn import Turns
 from tierd.metrics import NO_MODEL, Metrics
 
 
@@ -41,6 +43,7 @@ def create_app(engine: Engine, mailboxes: Mailboxes, metrics: Metrics, roster: R
     app = Starlette(
         routes=[
             *OpenAIRoutes(engine, mailboxes, encoder, roster).routes(),
+            *ChatRoutes(Turns(engine, mailboxes, encoder, roster), encoder).routes(),
             *TextRoutes(engine, encoder, roster).routes(),
             *HealthRoutes(engine, metrics).routes(),
         ],

@@ -59,6 +59,10 @@ class Choices:
         for exchange in self._exchanges:
             exchange.remind(seconds)
 
+    def finish(self, index: int) -> None:
+        """Have a choice end now, as if its model had ended it; see Exchange.finish."""
+        self._exchanges[index].finish()
+
     async def take(self) -> News:
         """Wait for events and return (choice, event), in order for each choice; see Exchange.take.
 
@@ -82,6 +86,16 @@ class Choices:
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Return the counts of a whole request, by choice given: they share the prompt, which counts once."""
+    """Return the counts of a whole request, by choice given: they share the prompt, which counts once.
+
+    They generate beside one another, so that they take as long as the longest does.
+    """
     first = usages[0]
-    return Usage(first.prompt_tokens, sum(usage.completion_tokens for usage in usages), first.cached_tokens)
+    return Usage(
+        first.prompt_tokens,
+        sum(usage.completion_tokens for usage in usages),
+        first.cached_tokens,
+        sum(usage.reasoning_tokens for usage in usages),
+        first.prompt_s,
+        max(usage.generation_s for usage in usages),
+    )

@@ -66,6 +66,11 @@ class Exchange:
         """Call `cut` to close the connection when its client does not read; see Mailbox.cut_slow."""
         self._mailbox.cut_slow(cut)
 
+    def finish(self) -> None:
+        """Have the stream end now with reason STOP; its last event comes as always."""
+        if not self._ended:
+            self._engine.finish(self._request.id)
+
     async def take(self) -> list[TextEvent | FinishedEvent]:
         """Wait for events and return all that came; a FinishedEvent can only be the last one.
 

@@ -11,6 +11,8 @@ from tierd.http.shapes import ChatLogprobs, TextLogprobs, TokenLogprob, TopLogpr
 
 # JSON has no minus infinity; OpenAI documents this number for what is too unlikely.
 LEAST = -9999.0
+# What it takes to spell one token's log-probability, in characters of a text to be encoded.
+CHARACTERS_PER_LOGPROB = 8
 
 
 class ChatScribe:

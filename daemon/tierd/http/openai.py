@@ -1,10 +1,10 @@
-"""The OpenAI routes: models, chat completions, completions."""
+"""The OpenAI routes for models and completions of texts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
@@ -20,15 +20,12 @@ from tierd.http.choices import Choices, total_usage
 from tierd.http.encoder import Encoder
 from tierd.http.exchange import Exchange
 from tierd.http.fingerprint import Fingerprints
-from tierd.http.logprobs import ChatScribe, TextScribe
+from tierd.http.logprobs import CHARACTERS_PER_LOGPROB, TextScribe
 from tierd.http.mailboxes import Mailboxes
-from tierd.http.prompts import chat_ids, completion_ids
-from tierd.http.requests import ChatBody, CompletionBody
+from tierd.http.prompts import completion_ids
+from tierd.http.requests import CompletionBody
 from tierd.http.roster import Roster
 from tierd.http.shapes import (
-    AssistantMessage,
-    ChatChoice,
-    ChatCompletion,
     Completion,
     Heading,
     Model,
@@ -37,14 +34,10 @@ from tierd.http.shapes import (
     Usage,
     json_response,
 )
-from tierd.http.sse import EventStream, chat_frames, completion_frames
+from tierd.http.sse import EventStream, completion_frames
 from tierd.http.unsupported import refuse_unsupported
 
-_chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
-
-# What it takes to spell one token's log-probability, in characters of a text to be encoded.
-CHARACTERS_PER_LOGPROB = 8
 
 
 class OpenAIRoutes:
@@ -62,7 +55,6 @@ class OpenAIRoutes:
         return [
             Route("/v1/models", self.list_models),
             Route("/v1/models/{id:path}", self.show_model),
-            Route("/v1/chat/completions", self.complete_chat, methods=["POST"]),
             Route("/v1/completions", self.complete_text, methods=["POST"]),
         ]
 
@@ -73,35 +65,6 @@ class OpenAIRoutes:
     async def show_model(self, request: Request) -> Response:
         """Show one of them."""
         return json_response(_model(self._resolve(request.path_params["id"])))
-
-    async def complete_chat(self, request: Request) -> Response:
-        """Answer a conversation."""
-        body = await read_body(request, _chat_decoder)
-        refuse_unsupported(body)
-        entry = self._resolve(body.model)
-        include_usage = translate.include_usage(body)
-        ids = await chat_ids(self._encoder, entry, body)
-        wanted = _requests(f"chatcmpl-{request.state.request_id}", entry, body, ids, "messages")
-        heading = await self._heading(wanted[0], entry)
-        choices = self._choices(wanted, request)
-        scribes = [ChatScribe(entry.tokenizer) for _ in wanted]
-        if body.stream:
-            return EventStream(choices, chat_frames(heading, include_usage, scribes))
-        answers = await _whole(choices, len(wanted))
-
-        def written() -> Response:
-            written_choices = [
-                ChatChoice(
-                    AssistantMessage(answer.text),
-                    answer.end.reason,
-                    index,
-                    scribe.write(answer.logprobs) if body.logprobs else None,
-                )
-                for index, (answer, scribe) in enumerate(zip(answers, scribes, strict=True))
-            ]
-            return json_response(ChatCompletion(**heading, choices=written_choices, usage=_usage(answers)))
-
-        return await self._encoder.run(_weight(answers), written)
 
     async def complete_text(self, request: Request) -> Response:
         """Go on from a prompt."""
@@ -189,7 +152,7 @@ def _usage(answers: Sequence[_Answer]) -> Usage:
 
 
 def _requests(
-    name: str, entry: CatalogueEntry, body: ChatBody | CompletionBody, ids: Sequence[int], field: str
+    name: str, entry: CatalogueEntry, body: CompletionBody, ids: Sequence[int], field: str
 ) -> list[core.Request]:
     """Return what the engine is asked for, one for each choice: they differ in name and seed.
 
@@ -205,11 +168,7 @@ def _requests(
         ignore_eos=bool(body.ignore_eos),
         top_logprobs=translate.top_logprobs(body),
     )
-    seeds = [translate.choice_seed(first.sampling.seed, i) for i in range(translate.choices(body, entry))]
-    return [
-        replace(first, id=f"{name}/{i}" if i else name, sampling=replace(first.sampling, seed=seed))
-        for i, seed in enumerate(seeds)
-    ]
+    return translate.each_choice(first, body, entry)
 
 
 def _model(entry: CatalogueEntry) -> Model:

@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tierd.chat.renderer import encode_prompt
+from tierd.chat.reply import PlainParser, ReplyParser
 from tierd.engine import CatalogueEntry
 from tierd.errors import InvalidRequestError
 from tierd.http import translate
 from tierd.http.encoder import Encoder
-from tierd.http.requests import ChatBody, CompletionBody
+from tierd.http.requests import CompletionBody
+
+if TYPE_CHECKING:
+    from tierd.http.turn import Turn
 
 
-async def chat_prompt(encoder: Encoder, entry: CatalogueEntry, body: ChatBody) -> str:
+@dataclass(frozen=True, slots=True)
+class TurnPrompt:
+    """The prompt of a turn, and what the answer is read with.
+
+    parser: makes the parser of a choice. spelled: see core.Request.
+    """
+
+    ids: list[int]
+    parser: Callable[[], ReplyParser]
+    spelled: frozenset[int]
+
+
+async def turn_text(encoder: Encoder, entry: CatalogueEntry, turn: Turn) -> str:
     """Return a conversation as the model's template writes it, the opening of the answer included.
 
     Raises InvalidRequestError: no template, a message at fault, or the template's own complaint.
     """
-    return await encoder.run_in_thread(_rendering(entry, body))
+    return await encoder.run_in_thread(_rendering(entry, turn))
 
 
-async def chat_ids(encoder: Encoder, entry: CatalogueEntry, body: ChatBody) -> list[int]:
-    """Return the ids of a conversation. Raises as `chat_prompt` does."""
-    render = _rendering(entry, body)
+async def turn_prompt(encoder: Encoder, entry: CatalogueEntry, turn: Turn) -> TurnPrompt:
+    """Return the prompt of a turn. Raises as `turn_text` does."""
+    render = _rendering(entry, turn)
 
-    def encode() -> list[int]:
+    def encode() -> TurnPrompt:
         rendered = render()
-        translate.check_length(entry, rendered, "messages")
-        return encode_prompt(entry.tokenizer, rendered)
+        translate.check_length(entry, rendered, turn.messages_field)
+        ids = encode_prompt(entry.tokenizer, rendered)
+        return TurnPrompt(ids, PlainParser, frozenset())
 
     return await encoder.run_in_thread(encode)
 
@@ -55,12 +74,12 @@ def _completion_ids(entry: CatalogueEntry, body: CompletionBody) -> list[int]:
     return prompt
 
 
-def _rendering(entry: CatalogueEntry, body: ChatBody) -> Callable[[], str]:
-    """Return what renders a conversation; it checks the messages, and waits for the template's process."""
+def _rendering(entry: CatalogueEntry, turn: Turn) -> Callable[[], str]:
+    """Return what renders a conversation, and waits for the template's process."""
     renderer = entry.renderer
     if renderer is None:
         raise InvalidRequestError(
             f"{entry.id!r} has no chat template; set chat_template for it or use /v1/completions",
             param="model",
         )
-    return lambda: renderer.render(translate.messages(body))
+    return lambda: renderer.render(turn.messages)

@@ -33,6 +33,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """How many of the answer's tokens the model has thought in."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts."""
 
@@ -40,6 +46,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
     @classmethod
     def of(cls, usage: core.Usage) -> Usage:
@@ -49,15 +56,72 @@ class Usage(msgspec.Struct, frozen=True):
             usage.completion_tokens,
             usage.prompt_tokens + usage.completion_tokens,
             PromptTokensDetails(usage.cached_tokens),
+            CompletionTokensDetails(usage.reasoning_tokens),
         )
 
 
-class AssistantMessage(msgspec.Struct, frozen=True):
-    """The answer of a chat."""
+class Timings(msgspec.Struct, frozen=True):
+    """What an answer took; an extension, named as llama.cpp's server names it.
 
-    content: str
+    cache_n, prompt_n: tokens of the prompt that were kept, and that were fed, in prompt_ms from the first
+    rows to the first token. predicted_n: tokens of the answer, in predicted_ms from the first to the last.
+    Rates are null where there is no time to speak of.
+    """
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float | None
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float | None
+    predicted_per_second: float | None
+
+    @classmethod
+    def of(cls, usage: core.Usage) -> Timings:
+        """Return what the engine has measured in this shape."""
+        fed, predicted = usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens
+        return cls(
+            usage.cached_tokens,
+            fed,
+            round(usage.prompt_s * 1000, 3),
+            _ratio(usage.prompt_s * 1000, fed),
+            _ratio(fed, usage.prompt_s),
+            predicted,
+            round(usage.generation_s * 1000, 3),
+            _ratio(usage.generation_s * 1000, predicted),
+            _ratio(predicted, usage.generation_s),
+        )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 3) if whole else None
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A function that is called. arguments: JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a chat. content: null where there are only calls. reasoning_content: an extension."""
+
     role: Literal["assistant"] = "assistant"
+    content: str | None
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -99,10 +163,10 @@ class TextLogprobs(msgspec.Struct, frozen=True):
 class ChatChoice(msgspec.Struct, frozen=True):
     """One choice of a whole chat answer."""
 
+    index: int
     message: AssistantMessage
+    logprobs: ChatLogprobs | None
     finish_reason: str
-    index: int = 0
-    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +179,23 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    timings: Timings
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a chunk adds to a call: its name at first, then the JSON text of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a chunk adds to the call of a number; id and type stand in the first."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -122,19 +203,24 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
     """The one choice of a chat chunk."""
 
+    index: int
     delta: Delta
-    finish_reason: str | None = None
-    index: int = 0
     logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One object of a chat stream. usage: absent unless asked for, then null in all but the last."""
+    """One object of a chat stream. usage: absent unless asked for, then null in all but the last.
+
+    timings: in the last one.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -143,6 +229,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -15,15 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from tierd import core
 from tierd.core import FinishedEvent, TextEvent
-from tierd.http.choices import Choices, total_usage
-from tierd.http.logprobs import ChatScribe, TextScribe
+from tierd.http.choices import total_usage
+from tierd.http.logprobs import TextScribe
 from tierd.http.protocol import ABORT
 from tierd.http.shapes import (
-    ChatChunk,
-    ChatChunkChoice,
-    ChatLogprobs,
     Completion,
-    Delta,
     Heading,
     TextChoice,
     TextLogprobs,
@@ -40,6 +37,10 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+News = TypeVar("News")
+News_co = TypeVar("News_co", covariant=True)
+News_contra = TypeVar("News_contra", contravariant=True)
 
 # Stands for the text while a frame is made; no other field may hold a control character.
 _MARK = "\0"
@@ -67,6 +68,48 @@ def _one_line(encoded: bytes) -> bytes:
     return encoded
 
 
+def split(marked: Callable[[str], bytes]) -> tuple[bytes, bytes]:
+    """Return what stands before and behind the JSON of a text in the frame that `marked` makes of it."""
+    head, _, tail = marked(_MARK).partition(_encode(_MARK))
+    return head, tail
+
+
+class Stream(Protocol[News_co]):
+    """What an event stream sends: see Choices and Conversation."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last news was returned."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it has left the queue."""
+
+    def remind(self, seconds: float) -> None:
+        """See Mailbox.remind."""
+
+    def cut_slow(self, cut: Callable[[], None]) -> None:
+        """See Mailbox.cut_slow."""
+
+    async def take(self) -> Sequence[News_co]:
+        """Wait for news; none is a reminder."""
+
+    async def __aenter__(self) -> Stream[News_co]: ...
+
+    async def __aexit__(self, *error: Any) -> None: ...
+
+
+class Frames(Protocol[News_contra]):
+    """How an API writes news down."""
+
+    @property
+    def first(self) -> bytes:
+        """What goes before anything else."""
+
+    def encode(self, news: Iterable[News_contra]) -> bytes:
+        """Return the frames of some news, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChoiceFrames:
     """One choice's frames. What stays the same is encoded once; a text costs its own JSON only.
@@ -88,8 +131,8 @@ class ChoiceFrames:
         return self.scored(event) if event.logprobs else self.head + json_text(event.text) + self.tail
 
 
-class Frames:
-    """All frames of a stream, for all its choices. close: what follows the end of the last one."""
+class CompletionFrames:
+    """All frames of a completion, for all its choices. close: what follows the end of the last one."""
 
     def __init__(self, choices: Sequence[ChoiceFrames], close: Callable[[core.Usage], bytes]) -> None:
         self.first = b"".join(choice.first for choice in choices)
@@ -109,33 +152,9 @@ class Frames:
         return b"".join(frames)
 
 
-def chat_frames(heading: Heading, include_usage: bool, scribes: Sequence[ChatScribe]) -> Frames:
-    """Return the frames of a chat: the role, texts, the reason of the end; token counts if asked for.
-
-    scribes: one for each choice.
-    """
-    usage = None if include_usage else msgspec.UNSET
-
-    def choice(index: int, scribe: ChatScribe) -> ChoiceFrames:
-        def chunk(delta: Delta, reason: str | None = None, logprobs: ChatLogprobs | None = None) -> bytes:
-            choice = ChatChunkChoice(delta, reason, index, logprobs)
-            return frame(ChatChunk(**heading, choices=[choice], usage=usage))
-
-        return ChoiceFrames(
-            chunk(Delta("assistant", "")),
-            *_split(chunk(Delta(content=_MARK))),
-            scored=lambda event: chunk(Delta(content=event.text), logprobs=scribe.write(event.logprobs)),
-            end=lambda event: chunk(Delta(), event.reason),
-        )
-
-    def close(total: core.Usage) -> bytes:
-        counts = ChatChunk(**heading, choices=[], usage=Usage.of(total))
-        return (frame(counts) if include_usage else b"") + DONE
-
-    return Frames([choice(i, scribe) for i, scribe in enumerate(scribes)], close)
-
-
-def completion_frames(heading: Heading, include_usage: bool, scribes: Sequence[TextScribe]) -> Frames:
+def completion_frames(
+    heading: Heading, include_usage: bool, scribes: Sequence[TextScribe]
+) -> CompletionFrames:
     """Return the frames of a completion: texts, the reason of the end; token counts if asked for.
 
     scribes: one for each choice.
@@ -149,7 +168,7 @@ def completion_frames(heading: Heading, include_usage: bool, scribes: Sequence[T
 
         return ChoiceFrames(
             b"",
-            *_split(chunk(_MARK)),
+            *split(chunk),
             scored=lambda event: chunk(event.text, logprobs=scribe.write(event.logprobs)),
             end=lambda event: chunk("", event.reason),
         )
@@ -158,40 +177,35 @@ def completion_frames(heading: Heading, include_usage: bool, scribes: Sequence[T
         counts = Completion(**heading, choices=[], usage=Usage.of(total))
         return (frame(counts) if include_usage else b"") + DONE
 
-    return Frames([choice(i, scribe) for i, scribe in enumerate(scribes)], close)
+    return CompletionFrames([choice(i, scribe) for i, scribe in enumerate(scribes)], close)
 
 
-def _split(marked: bytes) -> tuple[bytes, bytes]:
-    head, _, tail = marked.partition(_encode(_MARK))
-    return head, tail
-
-
-class EventStream(Response):
-    """Runs a request's choices and sends their events as they come, one write for all that came together.
+class EventStream(Response, Generic[News]):
+    """Runs a request and sends its news as they come, one write for all that came together.
 
     It begins with the first text, so that what fails before has a status of its own, or with the first
     keep-alive after the request has left the queue, or while its model is away from its device. What fails
     later is the error boundary's to frame.
     """
 
-    def __init__(self, choices: Choices, frames: Frames) -> None:
-        self.choices = choices
+    def __init__(self, stream: Stream[News], frames: Frames[News]) -> None:
+        self.stream = stream
         self.frames = frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream to its end. Raises what Exchange.take raises."""
-        async with self.choices as choices:
-            choices.remind(KEEP_ALIVE_S)
-            choices.cut_slow(scope["extensions"][ABORT]["abort"])
-            news = await choices.take()
-            while not (news or choices.under_way):
-                news = await choices.take()
+        async with self.stream as stream:
+            stream.remind(KEEP_ALIVE_S)
+            stream.cut_slow(scope["extensions"][ABORT]["abort"])
+            news = await stream.take()
+            while not (news or stream.under_way):
+                news = await stream.take()
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             body = self.frames.first
             while True:
                 body += self.frames.encode(news) if news else KEEP_ALIVE
-                await send({"type": "http.response.body", "body": body, "more_body": not choices.ended})
-                if choices.ended:
+                await send({"type": "http.response.body", "body": body, "more_body": not stream.ended})
+                if stream.ended:
                     return
                 body = b""
-                news = await choices.take()
+                news = await stream.take()

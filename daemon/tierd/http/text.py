@@ -10,11 +10,12 @@ from starlette.routing import Route
 from tierd.engine import Engine
 from tierd.http.body import read_body
 from tierd.http.encoder import Encoder
-from tierd.http.prompts import chat_prompt
+from tierd.http.prompts import turn_text
 from tierd.http.requests import ChatBody, DetokenizeBody, TokenizeBody
 from tierd.http.roster import Roster
 from tierd.http.shapes import Content, Prompt, Tokens, json_response
 from tierd.http.translate import check_content, check_ids
+from tierd.http.turn_body import read_turn
 from tierd.http.unsupported import refuse_unsupported
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
@@ -67,6 +68,6 @@ class TextRoutes:
     async def apply_template(self, request: Request) -> Response:
         """Return the prompt of a conversation."""
         body = await read_body(request, _chat_decoder)
-        refuse_unsupported(body)
+        turn = read_turn(body)
         entry = self._roster.resolve(self._engine.catalogue, body.model)
-        return json_response(Prompt(await chat_prompt(self._encoder, entry, body)))
+        return json_response(Prompt(await turn_text(self._encoder, entry, turn)))

@@ -6,7 +6,7 @@ import re
 import secrets
 from dataclasses import replace
 
-from tierd.core import SamplingParams, TokenMask
+from tierd.core import Request, SamplingParams, TokenMask
 from tierd.engine import CatalogueEntry
 from tierd.errors import ContextLengthExceededError, InvalidRequestError
 from tierd.http.requests import ChatBody, CompletionBody, Generation, Message
@@ -111,6 +111,18 @@ def choices(body: Generation, entry: CatalogueEntry) -> int:
             param="best_of",
         )
     return count
+
+
+def each_choice(first: Request, body: Generation, entry: CatalogueEntry) -> list[Request]:
+    """Return what the engine is asked for, one for each choice: they differ from the first in name and seed.
+
+    Raises InvalidRequestError as `choices` does.
+    """
+    seeds = [choice_seed(first.sampling.seed, i) for i in range(choices(body, entry))]
+    return [
+        replace(first, id=f"{first.id}/{i}" if i else first.id, sampling=replace(first.sampling, seed=seed))
+        for i, seed in enumerate(seeds)
+    ]
 
 
 def choice_seed(seed: int, index: int) -> int:

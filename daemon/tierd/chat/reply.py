@@ -1,0 +1,111 @@
+"""What a model writes in answer to a chat, taken apart: thoughts, text, calls of tools.
+
+A `ReplyFormat` belongs to a model and is found when that is loaded, from its template and vocabulary. It
+makes a `ReplyParser` for each choice, which takes the text as it comes and returns pieces of it. However a
+text is cut on its way, pieces of a kind that follow one another are the same when they are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tierd.chat.tools import Tool
+from tierd.core import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """More of what the model thinks before it answers; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """More of the answer's text.
+
+    logprobs: of the tokens whose text begins in it, where the request asks for them; then the text may be
+    empty. The parser leaves them out, http/turn.py puts them in. at: where it begins in the model's text.
+    """
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The model calls a tool. index: 0 for the first call of the answer. id: to be answered under."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+Piece = Thought | Said | Called | Arguments
+
+
+class ReplyParser(Protocol):
+    """Takes one choice's text apart. Pure."""
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends in a thought."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is over though the model goes on; nothing after it counts."""
+
+    def push(self, text: str) -> Sequence[Piece]:
+        """Return what has become certain with more text."""
+
+    def finish(self) -> Sequence[Piece]:
+        """Return what was held back; called once, when the model's text has ended."""
+
+
+class PlainParser:
+    """Of a model whose whole text is its answer."""
+
+    thinking = False
+    ended = False
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def push(self, text: str) -> Sequence[Piece]:
+        """See ReplyParser."""
+        said = Said(text, at=self._length)
+        self._length += len(text)
+        return (said,)
+
+    def finish(self) -> Sequence[Piece]:
+        """See ReplyParser."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyFormat:
+    """How one model answers. Immutable; for any thread.
+
+    spelled: control tokens that the parser must see.
+    """
+
+    spelled: frozenset[int] = frozenset()
+
+    def parser(self, *, thinking: bool | None, opening: str, tools: Sequence[Tool]) -> ReplyParser:
+        """Return the parser of one answer.
+
+        thinking: whether the model was asked to think; None: it was left to it. opening: the end of the
+        prompt, in which the answer may have begun. tools: which the model may call.
+        """
+        return PlainParser()
