@@ -1,4 +1,4 @@
-"""The one place where exceptions become answers, in OpenAI's shape.
+"""The one place where exceptions become answers, in OpenAI's shape or in that of the API that was called.
 
     {"error": {"message": …, "type": …, "param": …, "code": …}}
 
@@ -9,7 +9,7 @@ What the client gets depends on how far the response has come:
     anything else has begun   the connection is closed; the length cannot be honoured
 
 The openai clients raise APIError on a frame that carries "error", and never read on; the [DONE] is
-for clients that wait for one.
+for clients that wait for one. An API that words its errors otherwise has a `Dialect`, by its path.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -97,21 +98,52 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+class Dialect(Protocol):
+    """How an API words an error."""
+
+    def body(self, status: int, error: ErrorDetail) -> bytes:
+        """Return the JSON of an answer of this status."""
+
+    def frames(self, status: int, error: ErrorDetail) -> bytes:
+        """Return what ends an event stream that has begun."""
+
+
+class OpenAIDialect:
+    """See the module."""
+
+    def body(self, status: int, error: ErrorDetail) -> bytes:
+        """See Dialect."""
+        return msgspec.json.encode(ErrorBody(error))
+
+    def frames(self, status: int, error: ErrorDetail) -> bytes:
+        """See Dialect."""
+        return b"data: " + self.body(status, error) + b"\n\ndata: [DONE]\n\n"
+
+
+OPENAI = OpenAIDialect()
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An error as HTTP sees it. `body` is JSON."""
+    """An error as HTTP sees it."""
 
     status: int
-    body: bytes
+    error: ErrorDetail
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def response(self) -> Response:
-        """Return the answer for a response that has not begun."""
-        return Response(self.body, self.status, self.headers, media_type="application/json")
+    @property
+    def body(self) -> bytes:
+        """Its JSON in OpenAI's shape."""
+        return OPENAI.body(self.status, self.error)
 
-    def frames(self) -> bytes:
+    def response(self, dialect: Dialect = OPENAI) -> Response:
+        """Return the answer for a response that has not begun."""
+        body = dialect.body(self.status, self.error)
+        return Response(body, self.status, self.headers, media_type="application/json")
+
+    def frames(self, dialect: Dialect = OPENAI) -> bytes:
         """Return the answer for an event stream that has begun."""
-        return b"data: " + self.body + b"\n\ndata: [DONE]\n\n"
+        return dialect.frames(self.status, self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +224,7 @@ def _answer(
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    body = ErrorBody(ErrorDetail(one_line(message), kind, param, code))
-    return Answer(status, msgspec.json.encode(body), headers or {})
+    return Answer(status, ErrorDetail(one_line(message), kind, param, code), headers or {})
 
 
 def one_line(text: str) -> str:
@@ -212,7 +243,8 @@ async def route_error(request: Request, error: Exception) -> Response:
     else:
         message, code = f"{request.method} {path}: there is nothing here", "not_found"
     headers = error.headers or {}
-    return _answer(error.status_code, message, "invalid_request_error", None, code, headers).response()
+    answer = _answer(error.status_code, message, "invalid_request_error", None, code, headers)
+    return answer.response(request.state.dialect)
 
 
 class ErrorBoundary:
@@ -223,10 +255,19 @@ class ErrorBoundary:
     `scope["state"]["asked"]` would say, gets a line in the log: the engine writes one for all others.
     """
 
-    def __init__(self, app: ASGIApp, refused: Callable[[str], None] = lambda outcome: None) -> None:
-        """`refused` is called with the outcome of every POST that is refused here; see metrics."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        refused: Callable[[str], None] = lambda outcome: None,
+        dialects: Mapping[str, Dialect] | None = None,
+    ) -> None:
+        """`refused` is called with the outcome of every POST that is refused here; see metrics.
+
+        dialects: by what the paths begin with where they hold; elsewhere it is OpenAI's.
+        """
         self.app = app
         self._refused = refused
+        self._dialects = dialects or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Only a response that can no longer be saved raises."""
@@ -234,7 +275,10 @@ class ErrorBoundary:
             await self.app(scope, receive, send)
             return
         request_id = uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        dialect = next(
+            (dialect for path, dialect in self._dialects.items() if scope["path"].startswith(path)), OPENAI
+        )
+        scope.setdefault("state", {}).update(request_id=request_id, dialect=dialect)
         begun: Message | None = None
 
         async def named_send(message: Message) -> None:
@@ -261,9 +305,9 @@ class ErrorBoundary:
             ):
                 self._note(request_id, error, answer.status)
             if begun is None:
-                await answer.response()(scope, receive, named_send)
+                await answer.response(dialect)(scope, receive, named_send)
             elif _is_event_stream(begun):
-                await send({"type": "http.response.body", "body": answer.frames()})
+                await send({"type": "http.response.body", "body": answer.frames(dialect)})
             else:
                 raise
 
