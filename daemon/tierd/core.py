@@ -74,6 +74,30 @@ class Constraint(Protocol):
         """Note that a token has come. Raises InvalidRequestError for one that was not allowed."""
 
 
+class Following(Protocol):
+    """Follows the text of one stream that has a grammar; for the engine, which it never keeps waiting.
+
+    allowed: which tokens may come next, None for any, once that is known; with what the request allows. Where
+    it never is the stream is ended. late: it was not known in time.
+    """
+
+    allowed: TokenMask | None
+    late: bool
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known which tokens may come next."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait for that, no longer than so. For runners."""
+
+    def announce(self) -> bool:
+        """Have the engine woken once it is known; return whether it is already."""
+
+    def advance(self, token: int) -> None:
+        """Note that a token has come: what may follow it is not known for a while."""
+
+
 class Grammar(Protocol):
     """What a text must obey. Immutable, for any thread."""
 
@@ -267,6 +291,7 @@ class Sequence:
     foreseen: what the executor drew for the newest token; -1 where it left that to the sampler.
     submitted: when the request was asked for, monotonic seconds.
     paused: it gets no rows, because its reader does not keep up.
+    following: follows its text; None where it has no grammar.
     """
 
     request: Request
@@ -288,6 +313,7 @@ class Sequence:
     foreseen: int = -1
     submitted: float = 0.0
     paused: bool = False
+    following: Following | None = None
 
     @property
     def generated(self) -> int:

@@ -13,7 +13,7 @@ from tierd.backends.protocol import Executor
 from tierd.chat.grammar import Grammars
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
-from tierd.core import Batch, Chunk, PassReason, Sequence
+from tierd.core import Batch, Chunk, Following, PassReason, Sequence
 from tierd.errors import ModelError, ModelFileError, RequiredTierError, SettingsError
 from tierd.kv.home import Home
 from tierd.kv.moves import Move
@@ -37,12 +37,14 @@ class Step:
     """A batch and whose rows it holds: chunk i belongs to sequence i.
 
     guests: whose chunks come behind these; their streams are elsewhere.
+    following: what follows those of the sequences that have a grammar and get a token.
     void: sequences whose row was fed another token than the one that the stream got before it.
     """
 
     batch: Batch
     sequences: tuple[Sequence, ...]
     guests: tuple[Guest, ...] = ()
+    following: tuple[Following, ...] = ()
     void: set[Sequence] = field(default_factory=set)
 
     @property

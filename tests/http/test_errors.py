@@ -105,7 +105,7 @@ TEXT = "/v1/completions"
         (CHAT, {"tools": [{"type": "function"}]}, "tools"),
         (CHAT, {"tool_choice": "auto"}, "tool_choice"),
         (CHAT, {"functions": [{}]}, "functions"),
-        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT, {"logprobs": 3}, "logprobs"),
         (CHAT, {"top_logprobs": 3}, "top_logprobs"),
         (CHAT, {"top_logprobs": 3, "logprobs": False}, "top_logprobs"),

@@ -6,6 +6,7 @@ by token, and tells which tokens may come next.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections import OrderedDict
@@ -43,11 +44,12 @@ class Source:
     """A grammar as it was asked for.
 
     text: a JSON schema, a regular expression, a grammar in Lark's or llama.cpp's notation, or a JSON list of
-    strings to choose from; "" for json_object.
+    strings to choose from; "" for json_object. field: of the request, named where there is something wrong.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "lark", "gbnf", "choice"]
     text: str = ""
+    field: str = dataclasses.field(default="grammar", compare=False)
 
 
 class Grammars:
@@ -62,8 +64,15 @@ class Grammars:
     def compile(self, source: Source) -> Grammar:
         """Return what a source describes. May take a second, and several the first time.
 
-        Raises InvalidRequestError, one line without the field's name, for what is wrong with it.
+        Raises InvalidRequestError, which names the source's field, for what is wrong with it.
         """
+        try:
+            return self._find(source)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{source.field}: {error}", param=source.field) from error
+
+    def _find(self, source: Source) -> Grammar:
+        """Return what is kept of a source, or compile it."""
         with self._lock:
             if source in self._compiled:
                 self._compiled.move_to_end(source)

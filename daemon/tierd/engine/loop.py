@@ -33,10 +33,12 @@ from tierd.engine.catalogue import Catalogue, describe
 from tierd.engine.dance import Dance
 from tierd.engine.fallbacks import Fallbacks
 from tierd.engine.flights import counting
+from tierd.engine.following import Followers
 from tierd.engine.keeping import Keeper
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import (
     Activate,
+    Allowed,
     Cancel,
     Drain,
     Finish,
@@ -49,6 +51,7 @@ from tierd.engine.messages import (
     Resume,
     StepDone,
     Stop,
+    Stranded,
     Submit,
     SwitchDone,
     SwitchPhase,
@@ -116,6 +119,7 @@ class Loop:
         self._bank = bank
         self._ledger = Ledger(metrics)
         self._readers = Readers(settings.server)
+        self._followers = Followers(inbox)
         self._loads: dict[str, Load] = {}  # by model, until they are done
         self._slots: dict[str, Slot] = {}  # by model
         self._everyone: dict[Slot, None] = {}  # understudies too; whose step was done longest ago comes first
@@ -144,6 +148,7 @@ class Loop:
         while not self._stopping or self._busy or not self._keeper.finished:
             self._receive()
             self._turn()
+        self._followers.stop()
         for device in self._devices.values():
             device.stop()
             device.join()
@@ -165,6 +170,7 @@ class Loop:
         """After `run` has raised: end what is live or still asked for. No more messages may come."""
         error = UnavailableError("the engine has failed and must be restarted; its log says why")
         self.catalogue = Catalogue(closed=str(error))
+        self._followers.stop()
         for device in self._devices.values():
             device.stop()
         for request_id in self._live:
@@ -319,6 +325,11 @@ class Loop:
             case Taken(request_id, count):
                 if request_id in self._live:
                     self._readers.take(self._live[request_id][1], count)
+            case Allowed():
+                pass  # the turn gives its stream a row
+            case Stranded(request_id, error):
+                if request_id in self._live:
+                    self.end(*self._live[request_id], FailedEvent(error))
             case StepDone(slot, step, result, seconds):
                 self._devices[slot.executor.name].turns.end(slot.id, seconds)
                 self._everyone[slot] = self._everyone.pop(slot)
@@ -379,6 +390,7 @@ class Loop:
             return
         sequence = Sequence(request, text, list(request.prompt), submitted=submitted)
         self._live[request.id] = (slot, sequence)
+        self._followers.follow(sequence, slot.tokenizer.end_ids)
         self._ledger.opened(sequence)
         try:
             queue.join(slot, sequence, self._settings.queue, self._ledger.service_s(slot.id))

@@ -52,6 +52,19 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowed:
+    """It is known what a stream may go on with that has waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """A stream's grammar cannot go on. error: why."""
+
+    request_id: str
+    error: TierdError
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Open a model; `loaded` tells how that went.
 
@@ -192,6 +205,8 @@ Message = (
     | Cancel
     | Finish
     | Taken
+    | Allowed
+    | Stranded
     | Load
     | Unload
     | Activate

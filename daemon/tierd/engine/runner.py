@@ -13,6 +13,9 @@ from tierd.engine.turns import Turns
 from tierd.kv.moves import Move, Slice
 from tierd.slot import Slot, Step
 
+# So long others wait for a stream of their step of which it is not known what may come next.
+LATE_S = 0.002
+
 
 class Device:
     """Runs the steps of all slots of one device, and slices of moves of rows, in the order they come.
@@ -59,13 +62,17 @@ class Device:
 
 
 def _collect(slot: Slot, step: Step) -> StepDone:
+    """Wait for a step, and a moment for what streams may go on with that have a grammar."""
     started = time.monotonic()
     result: Result | Exception
     try:
         result = slot.executor.collect()
     except Exception as error:
         result = error
-    return StepDone(slot, step, result, time.monotonic() - started)
+    done = time.monotonic()
+    for following in step.following:
+        following.wait(max(0.0, done + LATE_S - time.monotonic()))
+    return StepDone(slot, step, result, done - started)
 
 
 def _carry(slot: Slot, move: Move, parts: Slice) -> MoveDone:

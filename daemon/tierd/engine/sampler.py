@@ -26,12 +26,13 @@ _MARKS, _SAID, _GENERATED = 2, 2, 1
 def draw(sequence: Sequence, position: int, vocabulary: int) -> Draw:
     """Say how to pick the token of a sequence that stands at `position`.
 
-    What depends on the text is that of `sequence.tokens`; see `awaits_text`.
+    What depends on the text is that of `sequence.tokens`; see `awaits_text`. What follows its grammar must
+    know.
     """
     params = sequence.request.sampling
     return Draw(
         adjustments=_adjustments(sequence),
-        allowed=params.allowed,
+        allowed=params.allowed if sequence.following is None else sequence.following.allowed,
         temperature=params.temperature,
         top_k=min(params.top_k, vocabulary),
         top_p=params.top_p,
@@ -43,14 +44,15 @@ def draw(sequence: Sequence, position: int, vocabulary: int) -> Draw:
 
 def awaits_text(sequence: Sequence) -> bool:
     """Whether how to pick a token of the sequence depends on the tokens before it."""
-    return sequence.request.sampling.penalises
+    return sequence.request.sampling.penalises or sequence.following is not None
 
 
 def pick(step: Step, result: Result, wanted: Ordered[bool]) -> list[int | None]:
     """Return the next token of each of the step's sequences; None where its prompt is not fed whole yet.
 
     wanted: for each sequence, whether anybody cares; None where not. What the executor has drawn is taken,
-    and noted as `foreseen`; the rest is picked from the logits, which are left as they are.
+    and noted as `foreseen`; the rest is picked from the logits, which are left as they are. None, too, where
+    it is not known which tokens may come; then that is noted as late.
     """
     tokens: list[int | None] = []
     row = 0
@@ -59,7 +61,9 @@ def pick(step: Step, result: Result, wanted: Ordered[bool]) -> list[int | None]:
         if chunk.logit_rows and cares:
             drawn = result.drawn(row)
             sequence.foreseen = -1 if drawn is None else drawn
-            token = _pick(result.logits(row), sequence) if drawn is None else drawn
+            token = drawn
+            if drawn is None and not _is_late(sequence):
+                token = _pick(result.logits(row), sequence)
         tokens.append(token)
         row += len(chunk.logit_rows)
     return tokens
@@ -77,6 +81,15 @@ def score(step: Step, result: Result, tokens: Ordered[int | None]) -> list[Token
         scores.append(None if token is None or top is None else result.logprobs(row, token, top))
         row += len(chunk.logit_rows)
     return scores
+
+
+def _is_late(sequence: Sequence) -> bool:
+    """Whether it is not known yet which tokens may come next; note it."""
+    following = sequence.following
+    if following is None:
+        return False
+    following.late = not following.known
+    return following.late
 
 
 def _pick(logits: npt.NDArray[np.float32], sequence: Sequence) -> int:

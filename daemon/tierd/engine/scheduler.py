@@ -22,6 +22,7 @@ from tierd.core import (
     Event,
     FinishedEvent,
     FinishReason,
+    Following,
     PassReason,
     Sequence,
     TextEvent,
@@ -39,7 +40,11 @@ def schedule(slot: Slot) -> Step | None:
     The executor must have room for another step: `slot.has_room`.
     """
     admit_all(slot)
-    there = flights(slot)
+    there = {
+        sequence: flight
+        for sequence, flight in flights(slot).items()
+        if sequence.following is None or _may_draw(slot, sequence.following)
+    }
     guests = (slot.guests.popleft(),) if slot.guests else ()
     taken = sum(len(guest.chunk.tokens) for guest in guests)
     rows = choose_rows(
@@ -56,7 +61,12 @@ def schedule(slot: Slot) -> Step | None:
             for sequence, chunk in zip(sequences, chunks, strict=True)
             if chunk.logit_rows
         )
-    return Step(Batch((*chunks, *(guest.chunk for guest in guests)), draws), sequences, guests)
+    following = tuple(
+        sequence.following
+        for sequence, chunk in zip(sequences, chunks, strict=True)
+        if sequence.following is not None and chunk.logit_rows
+    )
+    return Step(Batch((*chunks, *(guest.chunk for guest in guests)), draws), sequences, guests, following)
 
 
 def admit_all(slot: Slot) -> None:
@@ -113,6 +123,15 @@ def choose_rows(
     return rows
 
 
+def _may_draw(slot: Slot, following: Following) -> bool:
+    """Whether a stream that has a grammar may have a row now; where it may not, it will be announced.
+
+    Where the host draws, what may come next is found while the row is computed, unless that was too late.
+    """
+    meanwhile = slot.executor.depth == 1 and slot.executor.rewinds and not following.late
+    return meanwhile or following.known or following.announce()
+
+
 def _can_look_ahead(sequence: Sequence, flight: Flight) -> bool:
     """Whether the token in flight may be fed unseen: it is not the last, and the next draw needs no text."""
     return (
@@ -127,8 +146,9 @@ def commit(
 ) -> list[tuple[Sequence, Event]]:
     """Book a finished step; return the events of its sequences, in order.
 
-    tokens: the next token of each sequence of the step, None where its prompt is not fed whole yet or its row
-    is void. scores: their log-probabilities, None where nobody asks; () when nobody does at all.
+    tokens: the next token of each sequence of the step, None where its prompt is not fed whole yet, its row
+    is void, or its last row is to be fed again. scores: their log-probabilities, None where nobody asks; ()
+    when nobody does at all.
     What a sequence that has left meanwhile would have got is thrown away.
     """
     events: list[tuple[Sequence, Event]] = []
@@ -139,7 +159,7 @@ def commit(
     ):
         if not counted:
             continue
-        sequence.fed += len(chunk.tokens)
+        sequence.fed += len(chunk.tokens) - (token is None and bool(chunk.logit_rows))
         slot.home.advanced(sequence)
         if token is None:
             continue
@@ -153,6 +173,8 @@ def commit(
         if reason is not None:
             leave(slot, sequence)
             events.append((sequence, FinishedEvent(reason, usage(sequence))))
+        elif sequence.following is not None:
+            sequence.following.advance(token)
     return events
 
 
@@ -254,7 +276,7 @@ def _tell(sequence: Sequence, score: TokenLogprobs) -> tuple[TokenLogprobs, ...]
 def _advance(slot: Slot, sequence: Sequence, token: int) -> tuple[str, FinishReason | None]:
     """Return the text that became certain with a new token, and why the stream ends, if it does."""
     request = sequence.request
-    if token in slot.tokenizer.end_ids and not request.ignore_eos:
+    if token in slot.tokenizer.end_ids and (not request.ignore_eos or sequence.following is not None):
         return sequence.text.finish(), FinishReason.STOP
     text = sequence.text.push(token)
     if sequence.text.stopped:

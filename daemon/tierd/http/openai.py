@@ -20,6 +20,7 @@ from tierd.http.choices import Choices, total_usage
 from tierd.http.encoder import Encoder
 from tierd.http.exchange import Exchange
 from tierd.http.fingerprint import Fingerprints
+from tierd.http.formats import compile_source, source
 from tierd.http.logprobs import CHARACTERS_PER_LOGPROB, TextScribe
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.prompts import completion_ids
@@ -72,8 +73,9 @@ class OpenAIRoutes:
         refuse_unsupported(body)
         entry = self._resolve(body.model)
         include_usage = translate.include_usage(body)
+        grammar = await compile_source(self._encoder, entry, source(body))
         ids = await completion_ids(self._encoder, entry, body)
-        wanted = _requests(f"cmpl-{request.state.request_id}", entry, body, ids, "prompt")
+        wanted = _requests(f"cmpl-{request.state.request_id}", entry, body, ids, "prompt", grammar)
         heading = await self._heading(wanted[0], entry)
         choices = self._choices(wanted, request)
         scribes = [TextScribe(entry.tokenizer, with_top=bool(body.logprobs)) for _ in wanted]
@@ -152,7 +154,12 @@ def _usage(answers: Sequence[_Answer]) -> Usage:
 
 
 def _requests(
-    name: str, entry: CatalogueEntry, body: CompletionBody, ids: Sequence[int], field: str
+    name: str,
+    entry: CatalogueEntry,
+    body: CompletionBody,
+    ids: Sequence[int],
+    field: str,
+    grammar: core.Grammar | None,
 ) -> list[core.Request]:
     """Return what the engine is asked for, one for each choice: they differ in name and seed.
 
@@ -167,6 +174,7 @@ def _requests(
         stop=translate.stops(body),
         ignore_eos=bool(body.ignore_eos),
         top_logprobs=translate.top_logprobs(body),
+        grammar=grammar,
     )
     return translate.each_choice(first, body, entry)
 

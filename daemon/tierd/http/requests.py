@@ -31,6 +31,37 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class SchemaFormat(msgspec.Struct):
+    """`response_format.json_schema`. It is obeyed to the letter, whatever `strict` says."""
+
+    name: str | None = None
+    schema: Raw = SILENT
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """`response_format`. schema: of either JSON type, where llama.cpp's server has it."""
+
+    type: str
+    json_schema: SchemaFormat | None = None
+    schema: Raw = SILENT
+
+
+class StructuredOutputs(msgspec.Struct):
+    """`structured_outputs`, as vLLM has it. json: a schema, or a string that spells it."""
+
+    json: Raw = SILENT
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    disable_additional_properties: Annotated[Raw, off(False)] = SILENT
+    disable_any_whitespace: Annotated[Raw, off(False)] = SILENT
+    structural_tag: Annotated[Raw, off()] = SILENT
+    whitespace_pattern: Annotated[Raw, off()] = SILENT
+
+
 class Generation(msgspec.Struct, kw_only=True):
     """What both completion routes take. None: the request is silent.
 
@@ -40,6 +71,7 @@ class Generation(msgspec.Struct, kw_only=True):
     n: choices. best_of: only the value of n.
     ignore_eos: go on past the end of the text. An extension of OpenAI's API, like top_k, min_p and the two
     that begin with "repeat", which llama.cpp has as well, and allowed_token_ids, which vLLM has.
+    What an answer must obey stands in one field of those that `formats` reads.
     """
 
     model: str | None = None
@@ -61,19 +93,22 @@ class Generation(msgspec.Struct, kw_only=True):
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Positive | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Raw = SILENT
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: Raw = SILENT
 
     add_special_tokens: Annotated[Raw, off()] = SILENT
     bad_words: Annotated[Raw, off([])] = SILENT
     cfg_scale: Annotated[Raw, off(1)] = SILENT
     dry_multiplier: Annotated[Raw, off(0)] = SILENT
     dynatemp_range: Annotated[Raw, off(0)] = SILENT
-    grammar: Annotated[Raw, off("")] = SILENT
-    guided_choice: Annotated[Raw, off()] = SILENT
-    guided_grammar: Annotated[Raw, off()] = SILENT
-    guided_json: Annotated[Raw, off()] = SILENT
-    guided_regex: Annotated[Raw, off()] = SILENT
+    guided_whitespace_pattern: Annotated[Raw, off()] = SILENT
     include_stop_str_in_output: Annotated[Raw, off(False)] = SILENT
-    json_schema: Annotated[Raw, off()] = SILENT
     length_penalty: Annotated[Raw, off(1)] = SILENT
     lora: Annotated[Raw, off([])] = SILENT
     min_tokens: Annotated[Raw, off(0)] = SILENT
@@ -82,11 +117,9 @@ class Generation(msgspec.Struct, kw_only=True):
     n_probs: Annotated[Raw, off(0)] = SILENT
     prompt_logprobs: Annotated[Raw, off()] = SILENT
     repetition_penalty: Annotated[Raw, off(1)] = SILENT
-    response_format: Annotated[Raw, off({"type": "text"})] = SILENT
     samplers: Annotated[Raw, off()] = SILENT
     skip_special_tokens: Annotated[Raw, off(True)] = SILENT
     stop_token_ids: Annotated[Raw, off([])] = SILENT
-    structured_outputs: Annotated[Raw, off()] = SILENT
     tfs_z: Annotated[Raw, off(1)] = SILENT
     top_n_sigma: Annotated[Raw, off(-1, 0)] = SILENT
     truncate_prompt_tokens: Annotated[Raw, off()] = SILENT

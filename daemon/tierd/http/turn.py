@@ -16,6 +16,7 @@ from typing import Literal, Self
 from starlette.requests import Request
 
 from tierd import core
+from tierd.chat.grammar import Source
 from tierd.chat.reply import Arguments, Called, Piece, ReplyParser, Said, Thought
 from tierd.chat.tools import Tool
 from tierd.core import FinishedEvent, FinishReason, TextEvent, TokenLogprobs
@@ -24,6 +25,7 @@ from tierd.http import translate
 from tierd.http.choices import Choices
 from tierd.http.encoder import Encoder
 from tierd.http.exchange import Exchange
+from tierd.http.formats import compile_source
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.prompts import turn_prompt
 from tierd.http.requests import Generation
@@ -41,6 +43,7 @@ class Turn:
     messages: in OpenAI's shape, content a text; tool_calls with arguments as JSON text; errors name them
     `messages_field`. max_tokens: None for what the context leaves; errors name it `tokens_field`.
     tool_choice: "auto", "none", "required", or the name of a tool.
+    format: what the answer must obey; None: nothing.
     thinking: whether the model is to think first; None: as its template has it. effort: how much, in
     OpenAI's words; for templates that take it.
     template_variables: for the template, beside messages and tools.
@@ -57,6 +60,7 @@ class Turn:
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
+    format: Source | None = None
     thinking: bool | None = None
     effort: str | None = None
     template_variables: Mapping[str, object] = field(default_factory=dict)
@@ -92,6 +96,7 @@ class Turns:
         Raises ModelNotFoundError, UnavailableError, InvalidRequestError, ContextLengthExceededError.
         """
         entry = self._roster.resolve(self._engine.catalogue, turn.generation.model)
+        grammar = await compile_source(self._encoder, entry, turn.format)
         prompt = await turn_prompt(self._encoder, entry, turn)
         first = core.Request(
             id=id,
@@ -104,6 +109,7 @@ class Turns:
             stop=translate.stops(turn.generation),
             ignore_eos=bool(turn.generation.ignore_eos),
             top_logprobs=turn.top_logprobs,
+            grammar=grammar,
             spelled=prompt.spelled,
         )
         wanted = translate.each_choice(first, turn.generation, entry)

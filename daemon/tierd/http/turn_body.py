@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tierd.http import translate
+from tierd.http.formats import source
 from tierd.http.requests import ChatBody
 from tierd.http.turn import Turn
 from tierd.http.unsupported import refuse_unsupported
@@ -17,5 +18,6 @@ def read_turn(body: ChatBody) -> Turn:
         messages=translate.messages(body),
         max_tokens=max_tokens,
         tokens_field=tokens_field,
+        format=source(body),
         top_logprobs=translate.top_logprobs(body),
     )
