@@ -34,8 +34,16 @@ Messages are one line: what is wrong, where, and what to do. They are shown to p
 from __future__ import annotations
 
 
+def one_line(text: str) -> str:
+    """Return a text whose lines, if it has several, follow each other in one."""
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
 class TierdError(Exception):
-    """Base of the tree. `str(error)` is the one line shown to a person."""
+    """Base of the tree. `str(error)` is the one line shown to a person, whatever it is made from."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class SettingsError(TierdError):

@@ -16,7 +16,7 @@ from tierd import __version__
 from tierd.cli import options
 from tierd.cli.ctl_commands import ctl
 from tierd.cli.parameters import PARAMETERS
-from tierd.errors import ModelError, RequiredTierError, SettingsError, TierdError
+from tierd.errors import ModelError, RequiredTierError, SettingsError, TierdError, one_line
 from tierd.settings import KV_DTYPES, LOG_LEVELS, Settings, load_settings
 
 EXIT_FAILURE = 1
@@ -244,5 +244,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"tierd: {message}", err=True)
+    click.echo(f"tierd: {one_line(message)}", err=True)
     return code
