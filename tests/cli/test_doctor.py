@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from kompute import needs_kompute
 from no_gpu import NO_DRIVER, NO_GPU
 from tierd.cli import main
+from tierd.cli.checks.aside import Aside
+from tierd.cli.checks.finding import Finding
+from tierd.errors import DeviceTimeoutError
 from tiny import write_llama
 
 
@@ -87,31 +91,66 @@ def test_a_required_tier_that_is_reached_is_fine(
     assert found["witness"]["verdict"] == "ok"
 
 
-@pytest.mark.usefixtures("_no_gpu")
 def test_what_serving_would_end_with_is_what_the_doctor_exits_with(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    broken = configure(tmp_path, tiny, f"state.dir = '{tmp_path}/file'")
+    off = "gpu.mode = 'off'"
+    broken = configure(tmp_path, tiny, f"{off}\nstate.dir = '{tmp_path}/file'")
     found, error = findings(capsys, 2, "--config", broken)
+    assert found["GPU"] == {"verdict": "ok", "text": "gpu.mode is off: none is looked at", "remedy": ""}
     assert found["state"]["verdict"] == "problem"
     assert error.startswith(f"tierd: state: state.dir cannot be used: {tmp_path}/file is no folder")
 
-    found, error = findings(capsys, 4, "--model", str(tmp_path / "missing.gguf"))
+    missing = ("--model", str(tmp_path / "missing.gguf"))
+    found, error = findings(capsys, 4, "--config", configure(tmp_path, tiny, off), *missing)
     assert "missing.gguf cannot be opened" in error
 
-    found, error = findings(
-        capsys,
-        4,
-        "--config",
-        configure(tmp_path, tiny, "kv.memory_mb = 1", "context = 4096\nkv_dtype = 'f32'"),
-    )
+    little = configure(tmp_path, tiny, f"{off}\nkv.memory_mb = 1", "context = 4096\nkv_dtype = 'f32'")
+    found, error = findings(capsys, 4, "--config", little)
     assert "needs" in error
 
-    found, error = findings(capsys, 2, "--config", configure(tmp_path, tiny, table="context = 4097"))
+    found, error = findings(capsys, 2, "--config", configure(tmp_path, tiny, off, "context = 4097"))
     assert "context = 4097 is more than the 4096 positions" in found["model tiny"]["text"]
 
     assert main(["doctor", "--config", str(tmp_path / "missing.toml")]) == 2
+
+
+def test_a_driver_that_hangs_is_a_problem(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "one of Vulkan's drivers does not answer within 30 s"
+
+    def ask(self: Aside, look: str) -> Finding:
+        if look == "loader":
+            return Finding(subject=look, text="Vulkan 1.3")
+        raise DeviceTimeoutError(text)
+
+    monkeypatch.setattr(Aside, "ask", ask)
+    found, error = findings(capsys, 1, "--config", configure(tmp_path, tiny))
+    assert found["Vulkan"]["text"] == text
+    assert "VK_DRIVER_FILES=" in found["Vulkan"]["remedy"]
+    assert found["model tiny"]["text"] == f"it is not known where it would run: {text}"
+    assert error.startswith(f"tierd: Vulkan: {text}; ")
+    assert error.count("\n") == 1
+
+
+@needs_kompute
+def test_kompute_is_tried_on_the_device(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = "[gpu]\nallow_software = true\nmode = 'rails'\nrequire = 'rails'"
+    config = configure(tmp_path, tiny, sections)
+    found, error = findings(capsys, 0, "--config", config)
+    assert found["rails"]["text"].endswith(" multiplies right on the device")
+    assert found["model tiny"]["text"] == "runs as gpu:rails"
+
+    (tmp_path / "kp.py").write_text("raise ImportError('not\\ntoday')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found, error = findings(capsys, 3, "--config", config)
+    assert (found["witness"]["verdict"], found["rails"]["verdict"]) == ("ok", "problem")
+    assert error.startswith("tierd: rails: kp cannot be imported: not today; ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.usefixtures("_no_gpu")

@@ -3,48 +3,87 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
-from tierd.cli.checks import drivers, folders, machine, rails, rights, served, vulkan
-from tierd.cli.checks.finding import Finding, Verdict
+from tierd.cli.checks import drivers, folders, machine, rails, rights, served
+from tierd.cli.checks.aside import Aside
+from tierd.cli.checks.finding import Finding, Verdict, problem
 from tierd.cli.tables import standard_output
-from tierd.errors import RequiredTierError
+from tierd.errors import DeviceError, RequiredTierError
 from tierd.settings import Settings
-from tierd.tier.availability import Availability
+from tierd.tier.placing import Foreseen, foresee
 
 _STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "red"}
+_DRIVER_FAILS = (
+    "update that driver, or have another one used alone: VK_DRIVER_FILES=/usr/share/vulkan/icd.d/NAME.json; "
+    "gpu.mode = 'off' goes without any"
+)
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Look at all that serving takes. Opens the device, and makes and changes nothing."""
+    """Look at all that serving takes. Opens the device, in another process, and makes and changes nothing."""
+    if settings.gpu.mode == "off":
+        graphics = [Finding(subject="GPU", text="gpu.mode is off: none is looked at")]
+        foreseen: Mapping[str, Foreseen] | str = foresee(settings)
+    else:
+        with Aside(settings) as aside:
+            graphics, foreseen = _graphics(settings, aside)
     return [
         machine.processor(),
         machine.cores(settings),
         machine.memory(settings),
-        *_graphics(settings),
-        rails.kompute(),
+        *graphics,
         folders.cache(),
         folders.state(settings.state),
         folders.admin_socket(settings.admin),
-        *served.served(settings),
+        *served.served(settings, foreseen),
     ]
 
 
-def _graphics(settings: Settings) -> list[Finding]:
-    """Look at the GPU, from the loader on as far as one comes."""
+def _graphics(settings: Settings, aside: Aside) -> tuple[list[Finding], Mapping[str, Foreseen] | str]:
+    """Look at the GPU as far as one comes, and at where models would run, or why that is not known."""
+    found: list[Finding] = []
+    try:
+        for finding in _device(aside):
+            found.append(finding)
+        there = found[-1].verdict is Verdict.OK
+        of_rails = rails.absent() or (_rails(aside) if there else rails.untried())
+        found.append(of_rails)
+        foreseen: Mapping[str, Foreseen] = aside.ask("places") if settings.models else {}
+    except DeviceError as error:
+        return [*found, problem("Vulkan", str(error), _DRIVER_FAILS, DeviceError)], str(error)
+    required = {settings.gpu.require, *map(settings.required, settings.models)} != {"none"}
+    on_host = {model for model, place in foreseen.items() if place.outcome == "cpu"}
+    lacks_rails = any(m.id in on_host and settings.required(m) == "rails" for m in settings.models)
+    in_the_way = [
+        _in_the_way(each) if (lacks_rails if each is of_rails else required and not there) else each
+        for each in found
+    ]
+    return in_the_way, foreseen
+
+
+def _device(aside: Aside) -> Iterator[Finding]:
+    """Look at what is between tierd and a device; the last one is OK where one computes right."""
     cards = drivers.graphics_cards()
-    found = [drivers.cards_found(cards), vulkan.loader()]
-    with closing(Availability(settings.gpu)) as availability:
-        verdict = availability.backend_available("resident")
-        if found[-1].verdict is Verdict.OK:
-            found += [drivers.drivers(cards), rights.rights(), *vulkan.devices(settings.gpu, cards)]
-            found.append(vulkan.witness(verdict))
-        required = {settings.gpu.require, *map(settings.required, settings.models)} != {"none"}
-        return list(map(_in_the_way, found)) if required and verdict.device is None else found
+    yield drivers.cards_found(cards)
+    loader = aside.ask("loader")
+    yield loader
+    if loader.verdict is Verdict.OK:
+        yield drivers.drivers(cards)
+        yield rights.rights(cards)
+        yield from aside.ask("devices")
+        yield aside.ask("witness")
+
+
+def _rails(aside: Aside) -> Finding:
+    try:
+        finding: Finding = aside.ask("rails")
+        return finding
+    except DeviceError as error:
+        return rails.failed(error)
 
 
 def _in_the_way(finding: Finding) -> Finding:

@@ -6,6 +6,7 @@ import contextlib
 import grp
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -18,10 +19,11 @@ import pytest
 from backends.vkapi.devices import LLVMPIPE, NVIDIA, VIRTUAL, device
 from tierd.backends.vkapi import DeviceFacts, missing_features
 from tierd.backends.vkapi.choose import REQUIRED_FEATURES
-from tierd.cli.checks import drivers, folders, machine, rights, vulkan
+from tierd.cli.checks import drivers, folders, machine, rails, rights, vulkan
 from tierd.cli.checks.finding import Finding, Verdict
 from tierd.errors import SettingsError
 from tierd.settings import AdminSettings, EngineSettings, GPUSettings, KVSettings, Settings, StateSettings
+from tierd.tier.availability import Verdict as Availability
 
 NOBODY = 65534
 OK, NOTE, PROBLEM = Verdict.OK, Verdict.NOTE, Verdict.PROBLEM
@@ -105,14 +107,14 @@ def test_a_gpu_without_rights_names_the_group_to_join(open_folder: Path) -> None
     group = next(each for each in grp.getgrall() if each.gr_gid) if os.geteuid() == 0 else None
     if group is not None:
         os.chown(node, 0, group.gr_gid)
-        assert rights.rights(open_folder) == Finding(
+        assert rights.rights([], open_folder) == Finding(
             subject="rights", text=f"{rights.user()} may open {node}"
         )
         node.chmod(0o660)
     else:
         node.chmod(0o000)
     with another_user():
-        found = rights.rights(open_folder)
+        found = rights.rights([], open_folder)
         user = rights.user()
     assert found.verdict is NOTE
     assert found.text.startswith(f"{user} may not open {node}, which is ")
@@ -126,7 +128,7 @@ def test_a_gpu_that_no_group_may_open_needs_another_mode(open_folder: Path) -> N
     node.touch()
     node.chmod(0o000)
     with another_user():
-        found = rights.rights(open_folder)
+        found = rights.rights([], open_folder)
     assert found.verdict is NOTE
     assert found.remedy.startswith(f"sudo chgrp render {node} && sudo chmod g+rw {node}")
 
@@ -134,15 +136,35 @@ def test_a_gpu_that_no_group_may_open_needs_another_mode(open_folder: Path) -> N
 def test_a_folder_of_gpus_that_may_not_be_seen(open_folder: Path) -> None:
     (open_folder / "dri").mkdir(0o000)
     with another_user():
-        found = rights.rights(open_folder)
+        found = rights.rights([], open_folder)
     assert (found.verdict, found.remedy) == (NOTE, f"chmod a+rx {open_folder / 'dri'}")
     (open_folder / "dri").chmod(0o755)
 
 
-def test_a_box_without_a_gpu_of_the_kernels(tmp_path: Path) -> None:
-    found = rights.rights(tmp_path)
-    assert found.verdict is NOTE
-    assert found.text == f"no GPU has a file in {tmp_path / 'dri'}: the kernel has no driver for one"
+@pytest.mark.parametrize(
+    ("cards", "words", "remedy"),
+    [
+        ([], "there is no GPU: none has a file in {}, and PCI has none", "in a container, hand the GPU in"),
+        (
+            ["NVIDIA"],
+            "no GPU has a file in {}: the kernel has no driver for that of NVIDIA",
+            "sudo apt install nvidia-driver (of Debian's non-free), then reboot; in a container, ",
+        ),
+        (
+            ["Intel", "AMD", "AMD", "vendor 0x1a03"],
+            "no GPU has a file in {}: the kernel has no driver for that of Intel, AMD, AMD, vendor 0x1a03",
+            "sudo apt install firmware-misc-nonfree (of Debian's non-free-firmware), then reboot; "
+            "sudo apt install firmware-amd-graphics (of Debian's non-free-firmware), then reboot; in a cont",
+        ),
+    ],
+)
+def test_a_box_without_a_gpu_of_the_kernels(
+    tmp_path: Path, cards: list[str], words: str, remedy: str
+) -> None:
+    found = rights.rights(cards, tmp_path)
+    assert (found.verdict, found.text) == (NOTE, words.format(tmp_path / "dri"))
+    assert found.remedy.startswith(remedy)
+    assert f"--device {tmp_path / 'dri'}, or for NVIDIA's --gpus all" in found.remedy
 
 
 def card(folder: Path, name: str, kind: str, vendor: str) -> None:
@@ -213,6 +235,22 @@ def test_a_loader_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert ask("vulkan.loader()").text.startswith("Vulkan 1.")
 
 
+def test_a_loader_without_the_package_that_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vulkan", None)
+    found = vulkan.loader()
+    assert (found.verdict, found.remedy) == (NOTE, f"{sys.executable} -m pip install vulkan")
+    assert found.text.startswith("the Python package vulkan cannot be imported")
+
+
+def test_a_device_that_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Availability("llvmpipe adds wrongly; its driver cannot be trusted", None)
+    monkeypatch.setattr(vulkan, "available", lambda *, allow_software: "" if allow_software else "none")
+    found = vulkan.witness(GPUSettings(allow_software=True), wrong)
+    assert (found.verdict, found.text) == (NOTE, wrong.reason)
+    assert found.remedy == "update the device's driver; gpu.mode = 'off' goes without it"
+    assert vulkan.witness(GPUSettings(), wrong).remedy == ""
+
+
 def looked_at(
     monkeypatch: pytest.MonkeyPatch, *facts: DeviceFacts, **gpu: bool
 ) -> dict[str, tuple[Verdict, str, str]]:
@@ -258,38 +296,74 @@ def test_drivers_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+PACKAGES = "g++, cmake, libvulkan-dev, libfmt-dev, pybind11-dev"
+
+
+def tried(monkeypatch: pytest.MonkeyPatch, folder: Path, content: str, reason: str = "") -> Finding:
+    """Try a package kp of this content, with which Kompute does not work for this reason."""
+    (folder / "kp.py").write_text(content)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "kp", raising=False)
+    found = rails.kompute(lambda: reason)
+    monkeypatch.delitem(sys.modules, "kp", raising=False)
+    return found
+
+
+def test_kompute_that_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = tried(monkeypatch, tmp_path, "__version__ = '0.9.0'")
+    assert (found.verdict, found.text, found.remedy) == (OK, "kp 0.9.0 multiplies right on the device", "")
+
+
 @pytest.mark.parametrize(
-    ("content", "words", "remedy"),
+    ("content", "reason", "text", "remedy"),
     [
-        (None, "kp is not installed, ", "pip install 'tierd[rails]'"),
         (
             "import nothing_of_that_name",
+            "",
             "kp cannot be imported: it lacks nothing_of_that_name",
-            "pip install",
+            f"{sys.executable} -m pip install nothing_of_that_name",
         ),
         (
-            "raise ImportError('libfmt.so.9: not found')",
-            "kp cannot be imported: libfmt.so.9",
-            "pip uninstall kp, then ",
+            "raise ImportError('libfmt.so.9: not found\\n  (required by kp)')",
+            "",
+            "kp cannot be imported: libfmt.so.9: not found (required by kp)",
+            f"{sys.executable} -m pip uninstall kp, then in tierd's source: {sys.executable} "
+            f"tools/install_kompute.py, which builds it (Debian: {PACKAGES})",
         ),
-        ("__version__ = '0.9.0'", "kp 0.9.0 can be imported", ""),
+        (
+            "",
+            "GPU multiplies wrongly through Kompute; its driver cannot be trusted",
+            "kp does not work: GPU multiplies wrongly through Kompute; its driver cannot be trusted",
+            "update the device's driver; gpu.mode = 'resident' goes without rails",
+        ),
     ],
 )
-def test_kompute_is_there_or_it_is_told_why_not(
-    tmp_path: Path, content: str | None, words: str, remedy: str
+def test_kompute_that_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str, reason: str, text: str, remedy: str
 ) -> None:
-    """Where it is absent, imports of it are blocked as the import system lets one."""
-    if content is not None:
-        (tmp_path / "kp.py").write_text(content)
-    hidden = "sys.modules['kp'] = None" if content is None else "pass"
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\n{hidden}\n")
-    found = ask("rails.kompute()", PYTHONPATH=str(tmp_path))
-    assert found.text.startswith(words)
-    assert found.verdict == (OK if content and "version" in content else NOTE)
-    if sys.version_info < (3, 13) or content is not None:
-        assert remedy in found.remedy
-    else:
-        assert "numpy below 2" in found.text
+    found = tried(monkeypatch, tmp_path, content, reason)
+    assert (found.verdict, found.text, found.remedy) == (NOTE, text, remedy)
+
+
+@pytest.mark.parametrize(("version", "remedy"), [((3, 12), PACKAGES), ((3, 13), "Python 3.12 or 3.11")])
+def test_kompute_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], remedy: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "kp", None)
+    monkeypatch.setattr(sys, "version_info", version)
+    found = rails.absent()
+    assert found is not None
+    assert found.verdict is NOTE
+    assert found.text.startswith("kp is not installed, without which no model can be on the GPU in part")
+    assert ("numpy below 2" in found.text) == (version == (3, 13))
+    assert remedy in found.remedy
+
+
+def test_what_kompute_takes_of_debian_is_what_is_installed() -> None:
+    tool = Path(__file__).parents[3] / "tools" / "install_kompute.py"
+    assert tool.name in rails.INSTALL
+    packages = runpy.run_path(str(tool))["PACKAGES"]
+    assert f"(Debian: {', '.join(packages)})" in rails.INSTALL
 
 
 def test_folders_that_may_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

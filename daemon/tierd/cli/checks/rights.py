@@ -6,10 +6,18 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from tierd.cli.checks.finding import Finding, note
 
+_NVIDIA_CONTAINER = "--gpus all -e NVIDIA_DRIVER_CAPABILITIES=all"
+# What brings the kernel's part of a driver, or what that loads into the card, by vendor.
+_KERNEL = {
+    "NVIDIA": "sudo apt install nvidia-driver (of Debian's non-free), then reboot",
+    "AMD": "sudo apt install firmware-amd-graphics (of Debian's non-free-firmware), then reboot",
+    "Intel": "sudo apt install firmware-misc-nonfree (of Debian's non-free-firmware), then reboot",
+}
 _NODES = ("dri/renderD*", "nvidiactl", "nvidia[0-9]*")
 
 
@@ -21,8 +29,8 @@ def user() -> str:
         return str(os.geteuid())
 
 
-def rights(devices: Path = Path("/dev")) -> Finding:
-    """Say whether GPUs may be opened. devices: the folder of the system's device files."""
+def rights(cards: Sequence[str], devices: Path = Path("/dev")) -> Finding:
+    """Say whether GPUs may be opened. cards: see `graphics_cards`. devices: where their files are."""
     subject = "rights"
     try:
         nodes = sorted(node for pattern in _NODES for node in devices.glob(pattern))
@@ -31,13 +39,22 @@ def rights(devices: Path = Path("/dev")) -> Finding:
     except PermissionError:
         return note(subject, f"{user()} may not look into {devices / 'dri'}", f"chmod a+rx {devices / 'dri'}")
     if not nodes:
-        text = f"no GPU has a file in {devices / 'dri'}: the kernel has no driver for one"
-        return note(subject, text, f"in a container, hand the GPU in, as with --device {devices / 'dri'}")
+        return note(subject, *_no_file(cards, devices / "dri"))
     barred = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK, effective_ids=True)]
     if not barred:
         names = ", ".join(map(str, nodes))
         return Finding(subject=subject, text=f"{user()} may open {names}")
     return note(subject, "; ".join(map(_who, barred)), _admit(barred[0]))
+
+
+def _no_file(cards: Sequence[str], folder: Path) -> tuple[str, str]:
+    """Return what it means that no GPU has a file, and the remedy."""
+    container = f"in a container, hand the GPU in: --device {folder}, or for NVIDIA's {_NVIDIA_CONTAINER}"
+    if not cards:
+        return f"there is no GPU: none has a file in {folder}, and PCI has none", container
+    text = f"no GPU has a file in {folder}: the kernel has no driver for that of {', '.join(cards)}"
+    remedies = [_KERNEL[card] for card in dict.fromkeys(cards) if card in _KERNEL]
+    return text, "; ".join([*remedies, container])
 
 
 def _who(node: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 
 from tierd.backends.host import HostBackend
@@ -13,21 +14,25 @@ from tierd.models import GGUFFile, build_plan
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import read_template
 from tierd.tier.footprint import Footprint, host_footprint
-from tierd.tier.placing import Foreseen, foresee, required_error
+from tierd.tier.placing import Foreseen, required_error
 
 
-def served(settings: Settings) -> list[Finding]:
-    """Say of each model whether it reaches what it must."""
-    foreseen = foresee(settings) if settings.models else {}
-    return [_served(model, settings, foreseen.get(model.id)) for model in settings.models]
+def served(settings: Settings, foreseen: Mapping[str, Foreseen] | str) -> list[Finding]:
+    """Say of each model whether it reaches what it must. foreseen: by id, or why it is not known."""
+    return [
+        _served(model, settings, foreseen if isinstance(foreseen, str) else foreseen.get(model.id))
+        for model in settings.models
+    ]
 
 
-def _served(model: ModelSettings, settings: Settings, place: Foreseen | None) -> Finding:
+def _served(model: ModelSettings, settings: Settings, place: Foreseen | str | None) -> Finding:
     subject, required = f"model {model.id}", settings.required(model)
     try:
         on_host = _read(model, settings)
     except (ModelError, SettingsError) as error:
         return problem(subject, str(error), "", type(error))
+    if isinstance(place, str):
+        return note(subject, f"it is not known where it would run: {place}")
     if place is not None and place.outcome != "cpu":
         turns = ", in turns with others" if place.turns else ""
         return Finding(subject=subject, text=f"runs as {place.outcome}{turns}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from tierd.backends.vkapi import (
     DeviceFacts,
+    available,
     choose_device,
     decline_of,
     loader_version,
@@ -26,7 +29,9 @@ def loader() -> Finding:
     try:
         version = ".".join(map(str, loader_version()))
     except DeviceError as error:
-        return note("loader", str(error), "sudo apt install libvulkan1")
+        package = find_spec("vulkan") is None
+        remedy = f"{sys.executable} -m pip install vulkan" if package else "sudo apt install libvulkan1"
+        return note("loader", str(error), remedy)
     return Finding(subject="loader", text=f"Vulkan {version}")
 
 
@@ -89,11 +94,12 @@ def _matrices(facts: DeviceFacts, settings: GPUSettings) -> Finding:
     return Finding(subject=subject, text=f"of sizes {sizes}, {used}")
 
 
-def witness(verdict: Verdict) -> Finding:
+def witness(settings: GPUSettings, verdict: Verdict) -> Finding:
     """Say what came of letting the device compute something."""
+    subject = "witness"
     if verdict.device is None:
-        return note("witness", verdict.reason)
-    budget = mib(verdict.device.budget())
-    return Finding(
-        subject="witness", text=f"{verdict.device.facts.name} computes right, with {budget} for models"
-    )
+        usable = not available(allow_software=settings.allow_software)
+        remedy = "update the device's driver; gpu.mode = 'off' goes without it" if usable else ""
+        return note(subject, verdict.reason, remedy)
+    name, budget = verdict.device.facts.name, mib(verdict.device.budget())
+    return Finding(subject=subject, text=f"{name} computes right, with {budget} for models")
