@@ -32,7 +32,7 @@ class NullMarks:
 class NullStage:
     """patience: seconds that it takes to arm. broken: errors that the next tries to arm meet.
 
-    armed: models, in the order in which they came. sizes: what each takes.
+    armed: models, in the order in which they came. sizes: what each takes. faults: see TierStatus.
     """
 
     budget: int
@@ -40,6 +40,7 @@ class NullStage:
     broken: list[Exception] = field(default_factory=list)
     armed: list[str] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+    faults: int = 0
 
     def __post_init__(self) -> None:
         self.reservations = Reservations(lambda: self.budget)
@@ -69,7 +70,12 @@ class NullStage:
             except DeviceMemoryError:
                 if not (others or self.reservations.held):
                     raise
-        placed = replace(_placed(marks), seat=seat, marks=seat.save())
+        return self.wait(seat)
+
+    def wait(self, seat: DeviceSeat[NullMarks]) -> Placed:
+        """Leave a model away, as `DeviceSite` does."""
+        marks = seat.save()
+        placed = replace(_placed(marks), seat=seat, marks=marks)
         placed.home.executor.close()
         placed.home.executor = AbsentExecutor.of(placed.home.executor)
         return placed
@@ -82,6 +88,8 @@ class NullStage:
             slot.marks = seat.save()
         try:
             placed = self.come(seat, slot.marks)
+        except DeviceMemoryError:
+            placed = self.wait(seat)
         except BaseException:
             if seat.state is SeatState.RESTORED:
                 slot.marks = seat.save()
@@ -92,7 +100,12 @@ class NullStage:
     def status(self) -> TierStatus:
         held = self.reservations.held
         return TierStatus(
-            backend="null", device="null", used=sum(held.values()), budget=self.budget, reservations=held
+            backend="null",
+            device="null",
+            faults=self.faults,
+            used=sum(held.values()),
+            budget=self.budget,
+            reservations=held,
         )
 
 

@@ -22,6 +22,8 @@ from tierd.progress import Progress
 from tierd.settings import ModelSettings
 from tierd.slot import Fallback, Seat, Slot
 from tierd.tier import retries
+from tierd.tier.device_site import DeviceSite
+from tierd.tier.marks import DeviceMarks
 from tierd.tier.placing import Foreseen, Tier, foresee
 from tierd.tier.want import Want
 
@@ -380,6 +382,24 @@ def test_nobody_comes_to_a_device_that_was_given_up(
     close(tier, slot)
 
 
+def test_a_device_that_is_lost_while_one_comes_is_not_taken_for_a_full_one(
+    tiny: Path, tier_of: TierOf, opened: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, _ = tier_of(whole(tiny, "a", preload=False))
+    slot = tier.open(whole(tiny, "a", preload=False))
+    renew = DeviceSite.renew
+
+    def lost_after(site: DeviceSite, marks: DeviceMarks) -> DeviceMarks:
+        renewed = renew(site, marks)
+        opened[0].abandon(DeviceLostError("the device is gone"))
+        return renewed
+
+    monkeypatch.setattr(DeviceSite, "renew", lost_after)
+    with pytest.raises(DeviceLostError, match="the device is gone"):
+        come(slot)
+    close(tier, slot)
+
+
 def test_who_has_no_room_on_the_next_device_beside_others_takes_turns_there(
     tiny: Path, tier_of: TierOf, lossy: Callable[..., None], opened: list[Device]
 ) -> None:
@@ -420,6 +440,24 @@ def test_a_failed_return_leaves_the_marks_for_another(
         assert tier.status().reservations == {}
     slot.capture(fallback_of(slot).rearm(slot))
     seat_of(slot).settle()
+    np.testing.assert_array_equal(run(slot), expected)
+    close(tier, slot)
+
+
+def test_one_that_finds_no_memory_on_the_next_device_takes_its_turn_there(
+    tiny: Path, tier_of: TierOf, lossy: Callable[..., None], arming: Arming
+) -> None:
+    """Though it is alone: what somebody else has may be free later."""
+    tier, _ = tier_of(whole(tiny, "a"))
+    slot = tier.open(whole(tiny, "a"))
+    expected = run(slot)
+    lossy(slot)
+    arming.errors = [DeviceMemoryError("no room in one piece")]
+    slot.capture(fallback_of(slot).rearm(slot))
+    assert (slot.marks.model, *states(slot)) == ("a", "away")
+    assert tier.status().reservations == {}
+    assert fallback_of(slot).retry_at() is not None
+    come(slot)
     np.testing.assert_array_equal(run(slot), expected)
     close(tier, slot)
 

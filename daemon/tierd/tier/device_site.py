@@ -147,7 +147,17 @@ class DeviceSite:
             except DeviceMemoryError:
                 if not (others or self.reservations.held):
                     raise
-        return self._away(seat)
+        return self.wait(seat)
+
+    def wait(self, seat: DeviceSeat[DeviceMarks]) -> Placed:
+        """Leave a model away whose seat is RESTORED; return what it has until its turn comes, and its marks.
+
+        Raises DeviceError where there is no device any more.
+        """
+        marks = self._note(seat.save().told())
+        log.info("model=%s takes its turn on the device when it is asked for", marks.model)
+        placed = self._placed(marks, self._open(), absent(marks.prepared, marks.shape))
+        return dataclasses.replace(placed, seat=seat, marks=marks)
 
     def card(self) -> Card:
         """Return the device as Kompute has it. Raises DeviceError where it has not."""
@@ -343,13 +353,6 @@ class DeviceSite:
             if marks.model in self._marks:
                 self._marks[marks.model], self._shares[marks.model] = marks, marks.placement
         return marks
-
-    def _away(self, seat: DeviceSeat[DeviceMarks]) -> Placed:
-        """Return what a model has whose turn has yet to come, and its marks."""
-        marks = self._note(seat.save().told())
-        log.info("model=%s takes its turn on the device when it is asked for", marks.model)
-        placed = self._placed(marks, self._open(), absent(marks.prepared, marks.shape))
-        return dataclasses.replace(placed, seat=seat, marks=marks)
 
     def _placed(self, marks: DeviceMarks, backend: ResidentBackend, executor: Executor) -> Placed:
         want, device, facts = marks.want, backend.device, backend.device.facts

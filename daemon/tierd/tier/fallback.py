@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING
 
 from tierd.backends import library
-from tierd.errors import DeviceLostError, DeviceTimeoutError, ModelError, TierdError
+from tierd.errors import DeviceLostError, DeviceMemoryError, DeviceTimeoutError, ModelError, TierdError
 from tierd.models import GGUFFile, build_plan
 from tierd.settings import Settings
 from tierd.slot import Placed, Site, Slot
@@ -14,6 +15,9 @@ from tierd.tier.seat import DeviceSeat, SeatState
 
 if TYPE_CHECKING:
     from tierd.tier.device_site import DeviceSite
+    from tierd.tier.marks import DeviceMarks
+
+log = logging.getLogger(__name__)
 
 
 class TierFallback:
@@ -57,8 +61,8 @@ class TierFallback:
         """See Fallback. Finds out first whether there is a device that works again.
 
         With a context that was asked for and is not strict, its regions may be shorter than before. Where
-        there is no room any more beside the others that are there, it is away, and returned with its marks.
-        Where it fails the slot has its marks, for another try.
+        there is no room for it now, it is away, and returned with its marks. Raises DeviceMemoryError where
+        the device is too small for it; then, as whenever it fails, the slot has its marks.
         """
         self._device.probe()
         seat = slot.seat
@@ -66,7 +70,7 @@ class TierFallback:
         if seat.state is SeatState.LOST:
             slot.marks = seat.save()
         try:
-            placed = self._device.come(seat, slot.marks)
+            placed = self._come(seat, slot)
         except BaseException as error:
             if seat.state is SeatState.RESTORED:
                 slot.marks = seat.save()
@@ -77,5 +81,14 @@ class TierFallback:
         return dataclasses.replace(placed, fallback=self)
 
     def retry_at(self) -> float | None:
-        """See Fallback. A model that the fresh device has declined is not offered again."""
+        """See Fallback. A model that can never be on the fresh device is not offered again."""
         return None if self._declined else self._device.lost()
+
+    def _come(self, seat: DeviceSeat[DeviceMarks], slot: Slot) -> Placed:
+        try:
+            return self._device.come(seat, slot.marks)
+        except DeviceMemoryError as error:
+            if seat.state is not SeatState.RESTORED:  # no share of the device would do
+                raise
+            log.warning("model=%s finds no memory on the device that works again: %s", slot.id, error)
+            return self._device.wait(seat)

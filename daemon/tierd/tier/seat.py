@@ -17,7 +17,7 @@ import enum
 from typing import Generic, Protocol, TypeVar
 
 from tierd.backends.absent import AbsentExecutor
-from tierd.errors import OrderError
+from tierd.errors import DeviceMemoryError, OrderError
 from tierd.kv.home import Home
 from tierd.slot import Placed
 from tierd.tier.reservations import Reservations
@@ -154,14 +154,18 @@ class DeviceSeat(Generic[M]):
 
         OrderError while another is marked to leave and has not dropped, and where the seat is given up
         meanwhile. DeviceMemoryError where it does not fit beside those that are there; DeviceError, and
-        UnsupportedModelError, as the stage has it.
+        UnsupportedModelError, as the stage has it, also where the device is lost meanwhile.
         """
         self._go("rearm", SeatState.RESTORED)
         assert self._marks is not None
         reservations = self._stage.reservations
         reservations.check_order(self.model)
         self._marks = self._stage.renew(self._marks)
-        reservations.take(self.model, self._marks.bytes)
+        try:
+            reservations.take(self.model, self._marks.bytes)
+        except DeviceMemoryError:
+            self._marks = self._stage.renew(self._marks)  # nothing is free on a device that is lost
+            raise
         try:
             placed, marks = self._stage.arm(self._marks)
         except BaseException:
