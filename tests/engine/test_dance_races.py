@@ -472,6 +472,47 @@ def test_a_model_that_could_not_come_is_tried_again_after_a_while() -> None:
         assert it.stage.armed == ["a", "a", "b"]
 
 
+def test_a_model_that_could_not_come_beside_another_comes_alone_until_the_device_is_a_fresh_one() -> None:
+    with played("abc", sizes={"a": 4, "b": 4, "c": 6}, refusal="it must not") as it:
+        for faults, there in ((0, {"c"}), (1, {"b", "c"})):
+            it.stage.faults = faults
+            for name in "ab":
+                it.ask(f"{name}{faults}", name)
+                it.end()
+            if not faults:
+                it.stage.broken = [DeviceMemoryError("in pieces")]
+            it.ask(f"c{faults}", "c")
+            it.end()
+            it.said(f"c{faults}")
+            assert it.stage.reservations.held.keys() == there
+
+
+def test_a_model_that_could_not_come_though_nobody_was_there_does_not_come_alone() -> None:
+    with played("abc", sizes={"a": 8, "b": 4, "c": 4}, refusal="it must not") as it:
+        it.stage.broken = [DeviceMemoryError("in pieces")]
+        for name in "bc":
+            it.ask(name, name)
+            it.end()
+            it.said(name)
+        assert it.stage.reservations.held.keys() == {"b", "c"}
+
+
+def test_a_model_that_finds_no_memory_on_the_next_device_comes_when_it_is_asked_for() -> None:
+    with played("a") as it:
+        it.stage.broken = [DeviceMemoryError("in pieces")]
+        it.board.armed["step"] = DeviceLostError("lost")
+        for id in "xy":
+            it.ask(id, "a")
+            it.end()
+            it.said(id)
+        assert it.stage.armed == ["a", "a"]
+        assert not it.slots["a"].lost
+        it.ask("z", "a")
+        it.end()
+        it.said("z")
+        assert it.stage.armed == ["a", "a"]
+
+
 def test_models_that_were_about_to_leave_stay_when_the_engine_stops() -> None:
     with played() as it:
         it.ask("a", "a", tokens=12)

@@ -86,7 +86,7 @@ class Dance:
         self._asked: dict[Slot, float] = {}  # since when streams wait for those that are away
         self._wished: dict[Slot, float] = {}  # since when streams on the CPU would come back
         self._bars: dict[Slot, _Bar] = {}
-        self._alone: set[Slot] = set()  # those that memory in pieces had no room for beside others
+        self._crowded: dict[Slot, int] = {}  # had no room in pieces beside others; after how many faults
         self._stopped = False
         self._last_s = 0.0  # what the last switch took
         self._status: TierStatus | None = None  # as of this step, once it was asked for
@@ -111,7 +111,7 @@ class Dance:
         self._slots.pop(slot.id, None)
         for known in (self._arrived, self._kept, self._used, self._asked, self._wished, self._bars):
             known.pop(slot, None)
-        self._alone.discard(slot)
+        self._crowded.pop(slot, None)
         for wanted in [wanted for wanted in self._wanted if wanted.model == slot.id]:
             self._wanted.remove(wanted)
             error = UnavailableError(f"{slot.id}: it was unloaded meanwhile")
@@ -231,7 +231,7 @@ class Dance:
         bar = self._bars.get(slot)
         return Standing(
             model=slot.id,
-            bytes=max(seat.bytes, self._all_but_pinned) if slot in self._alone else seat.bytes,
+            bytes=max(seat.bytes, self._all_but_pinned) if self._comes_alone(slot) else seat.bytes,
             on=slot.there,
             pinned=slot.settings.pin,
             arrived=max(self._arrived[slot], slot.back),  # it comes back from a fault without a switch
@@ -241,6 +241,10 @@ class Dance:
             wished=self._wished.get(slot),
             barred=bar.until if bar is not None else 0.0,
         )
+
+    def _comes_alone(self, slot: Slot) -> bool:
+        """Whether others have been in a slot's way on the device that there is."""
+        return self._crowded.get(slot) == self._memory.faults
 
     @property
     def _all_but_pinned(self) -> int:
@@ -404,8 +408,9 @@ class Dance:
             if not slot.lost and not self._fallbacks.recovers:
                 self._fallbacks.miss(slot, error)
             return
-        if isinstance(error, DeviceMemoryError):
-            self._alone.add(slot)
+        leaving = {other.id for other in switch.outgoing}
+        if isinstance(error, DeviceMemoryError) and self._memory.reservations.keys() - leaving:
+            self._crowded[slot] = self._memory.faults
         tries = self._bars[slot].tries + 1 if slot in self._bars else 0
         until = now + min(_BAR_S * 2**tries, _LONGEST_BAR_S)
         self._bars[slot] = _Bar(until, tries, PassReason.NO_ROOM)
