@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tierd.kv.row_files import Rows
@@ -28,6 +29,9 @@ class ManualSpill(Spill):
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)
+
+    def clear(self, then: Callable[[str], None]) -> None:
+        then("")
 
     def free(self, rows: list[Rows]) -> None:
         """Do nothing: who has called is the last to refer to them."""

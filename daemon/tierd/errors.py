@@ -20,6 +20,7 @@
     │   ├── SlowReaderError      the client did not take what it asked for
     │   └── UnavailableError     shutting down or not ready: try again later
     ├── ExecutorError            a backend failed while it ran a step
+    ├── StateError               what is to be there after a restart, or is not to be, is not so on the disk
     ├── OrderError               a model was to leave a device, or come to it, before its time
     ├── DeviceError              a Vulkan device cannot be used, or refuses what is asked of it
     │   ├── NoDeviceError        there is none that may be used
@@ -155,6 +156,10 @@ class UnavailableError(RequestError):
 
 class ExecutorError(TierdError):
     """A backend failed while it ran a step."""
+
+
+class StateError(TierdError):
+    """The folder of `state.dir` does not hold what it should, or still holds what it should not."""
 
 
 class OrderError(TierdError):

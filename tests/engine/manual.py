@@ -154,6 +154,7 @@ class ManualLoop(loop.Loop):
         self._patch(loop, "Device", ManualDevice)
         self._patch(loop, "Dance", partial(loop.Dance, clock=clock.monotonic))
         self._patch(loop, "Keeper", partial(loop.Keeper, clock=clock.monotonic))
+        self._patch(loop, "Drains", partial(loop.Drains, clock=clock.monotonic))
         super().__init__(
             self.inbox, self.mail.deliver, open_slot, self.metrics, settings, bank, tier, release
         )

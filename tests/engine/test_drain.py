@@ -44,6 +44,21 @@ def test_running_streams_finish_and_the_rest_is_refused() -> None:
         harness.engine.drain().result(PATIENCE)
 
 
+def test_a_server_that_ends_cannot_be_called_back() -> None:
+    gate = Gate()
+    with running(NULL, before_step=gate) as harness:
+        harness.engine.submit(request("a", max_tokens=3))
+        gate.wait()
+        ending, asked = harness.engine.drain(ending=True), harness.engine.drain()
+        with pytest.raises(UnavailableError, match="shutting down"):
+            harness.engine.resume().result(PATIENCE)
+        with pytest.raises(UnavailableError, match="shutting down"):
+            harness.engine.catalogue.resolve("null")
+        gate.let(99)
+        for drained in (ending, asked):
+            drained.result(PATIENCE)
+
+
 def test_an_idle_engine_is_drained_at_once_and_one_that_stops_as_well() -> None:
     gate = Gate()
     with running(NULL, before_step=gate) as harness:

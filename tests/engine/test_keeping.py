@@ -5,19 +5,27 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
+from typing import Any
 
 import pytest
 
 from engine.device_slot import device_slot
 from engine.drive import greedy, run
-from engine.harness import NULL, PATIENCE, Harness, running
+from engine.harness import NULL, PATIENCE, Harness, model, running
 from engine.null_slot import null_slot, request
+from engine.null_stage import NullStage, seated_slot
+from tierd.backends.null import NullExecutor
 from tierd.core import FinishedEvent
 from tierd.engine.messages import Message
+from tierd.engine.operation import Operation
+from tierd.errors import DeviceMemoryError, StateError, UnavailableError
+from tierd.kv import row_files
 from tierd.kv.bank import Bank
 from tierd.kv.openings import pack
 from tierd.kv.origin import origin_of
@@ -25,6 +33,7 @@ from tierd.kv.row_files import Header, read_header
 from tierd.kv.spill import Spill
 from tierd.settings import ModelSettings, Settings, StateSettings
 from tierd.slot import Slot
+from tierd.tier.status import TierStatus
 
 ORIGIN = origin_of("0" * 64, "f16", "cpu avx2")
 ROOM = 1 << 16
@@ -56,8 +65,11 @@ HOST = Place(on_host)
 
 @dataclass
 class Served:
+    """place: where models are that are loaded from now on."""
+
     harness: Harness
     bank: Bank
+    place: Place
     asked: int = 0
 
     def ask(self, prompt: list[int], answer: int = 6) -> tuple[list[int], int]:
@@ -75,7 +87,14 @@ class Served:
 
 @contextmanager
 def daemon(
-    folder: Path, place: Place = HOST, *, room: int = ROOM, limit: int = 1 << 62, **state: float
+    folder: Path,
+    place: Place = HOST,
+    *,
+    models: tuple[ModelSettings, ...] = (NULL,),
+    room: int = ROOM,
+    limit: int = 1 << 62,
+    tier: Callable[[], TierStatus] = TierStatus,
+    **state: float,
 ) -> Iterator[Served]:
     """Run an engine over what lies in the folder. room: bytes of its bank."""
     inbox: SimpleQueue[Message] = SimpleQueue()
@@ -83,12 +102,13 @@ def daemon(
     bank = Bank(room, spill=spill)
     settings = Settings(state=StateSettings(dir=folder, **state))
     with running(
-        NULL,
-        open_slot=lambda model: place.open(model, bank),
+        open_slot=lambda model: served.place.open(model, bank),
         settings=settings,
-        engine={"bank": bank, "inbox": inbox},
+        engine={"bank": bank, "inbox": inbox, "tier": tier},
     ) as harness:
-        yield Served(harness, bank)
+        served = Served(harness, bank, place)
+        harness.load(*models)
+        yield served
     assert spill.close(PATIENCE)
 
 
@@ -146,9 +166,118 @@ def test_a_flush_forgets_files_as_well(tmp_path: Path, place: Place) -> None:
         served.ask(prompt(1))
     with daemon(tmp_path, place) as served:
         served.harness.engine.flush().result(PATIENCE)
+        assert files(tmp_path) == {}
         assert served.ask(prompt(1))[1] == 0
+        served.harness.engine.drain().result(PATIENCE)
+        assert len(files(tmp_path)) == 1
         served.harness.engine.flush().result(PATIENCE)
+        assert files(tmp_path) == {}
     assert files(tmp_path) == {}
+
+
+def test_a_flush_is_done_once_what_was_being_written_is_gone(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, go_on, write = Event(), Event(), row_files.write
+
+    def slowly(*what: Any) -> None:
+        at_work.set()
+        assert go_on.wait(PATIENCE)
+        write(*what)
+
+    monkeypatch.setattr(row_files, "write", slowly)
+    with daemon(tmp_path, place, interval_s=0.01) as served:
+        served.ask(prompt(1))
+        assert at_work.wait(PATIENCE)
+        freed = served.harness.engine.flush()
+        with pytest.raises(NotYet):
+            freed.result(0.05)
+        go_on.set()
+        freed.result(PATIENCE)
+        assert files(tmp_path) == {}
+
+
+def test_a_model_that_is_unloaded_has_no_file_left(tmp_path: Path, place: Place) -> None:
+    with daemon(tmp_path, place) as served:
+        served.ask(prompt(1))
+        served.harness.engine.drain().result(PATIENCE)
+        assert len(files(tmp_path)) == 1
+        served.harness.engine.unload("null").result(PATIENCE)
+        assert files(tmp_path) == {}
+
+
+def test_files_that_cannot_be_removed_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_files, "remove", lambda path: f"cannot remove {path}: no luck")
+    with daemon(tmp_path) as served:
+        served.ask(prompt(1))
+        served.harness.engine.drain().result(PATIENCE)
+        (path,) = files(tmp_path)
+        told = f"state.dir: cannot remove {path}: no luck; remove what lies there by hand"
+        assert str(served.harness.engine.flush().exception(PATIENCE)) == told
+        assert served.harness.engine.flush().exception(PATIENCE) is None
+
+
+def test_a_flush_of_one_model_leaves_what_is_being_saved_of_another(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, go_on, read = Event(), Event(), NullExecutor.read_rows
+
+    def slowly(*what: Any) -> None:
+        at_work.set()
+        assert go_on.wait(PATIENCE)
+        read(*what)
+
+    monkeypatch.setattr(NullExecutor, "read_rows", slowly)
+    with daemon(tmp_path, place) as served:
+        served.harness.load(model("other"))
+        served.ask(prompt(1))
+        drained = served.harness.engine.drain()
+        assert at_work.wait(PATIENCE)
+        served.harness.engine.flush("other").result(PATIENCE)
+        go_on.set()
+        drained.result(PATIENCE)
+        assert [header.tokens[0] for header in files(tmp_path).values()] == [1]
+        at_work.clear()
+        go_on.clear()
+        served.harness.engine.resume().result(PATIENCE)
+        served.ask(prompt(2))
+        drained = served.harness.engine.drain()
+        assert at_work.wait(PATIENCE)
+        freed = served.harness.engine.flush("null")
+        served.harness.snapshot_when(lambda _: not (tmp_path / "0.rows").exists())
+        go_on.set()
+        freed.result(PATIENCE)
+        drained.result(PATIENCE)
+    assert files(tmp_path) == {}
+
+
+def test_a_load_that_fails_leaves_the_files_that_were_there(tmp_path: Path) -> None:
+    """Those too that it could not have used, with the settings that it had."""
+    stage = NullStage(10)
+
+    def seated(settings: ModelSettings, bank: Bank) -> Slot:
+        there = not stage.reservations.held
+        return seated_slot(settings, stage, size=10, on=there, bank=bank, regions=2, positions=POSITIONS)
+
+    def other_layers(settings: ModelSettings, bank: Bank) -> Slot:
+        slot = seated(settings, bank)
+        slot.home.executor.row_bytes = (4, 4)  # type: ignore[misc]
+        return slot
+
+    with daemon(tmp_path, Place(on_device)) as served:
+        served.ask(prompt(1))
+    kept = files(tmp_path)
+    assert len(kept) == 1
+    with daemon(tmp_path, Place(seated), models=(model("owner"),), tier=stage.status) as served:
+        for place in (Place(seated), Place(other_layers)):
+            served.place = place
+            stage.broken = [DeviceMemoryError("in pieces")]
+            with pytest.raises(DeviceMemoryError):
+                served.harness.engine.load(NULL, activate=True).result(PATIENCE)
+            assert files(tmp_path) == kept
+        served.place = Place(seated)
+        served.harness.engine.load(NULL, activate=True).result(PATIENCE)
+        assert served.ask(prompt(1))[1] == 29
 
 
 def test_by_interval_all_is_written_while_it_serves(tmp_path: Path, place: Place) -> None:
@@ -171,13 +300,82 @@ def test_without_an_interval_nothing_is_written_before_the_end(tmp_path: Path, p
     assert len(files(tmp_path)) == 1
 
 
-def test_a_drain_writes_all(tmp_path: Path, place: Place) -> None:
+def test_a_drain_is_done_once_all_is_written(tmp_path: Path, place: Place) -> None:
     with daemon(tmp_path, place) as served:
-        served.ask(prompt(1))
-        served.harness.engine.drain().result(PATIENCE)
-        served.harness.snapshot_when(lambda _: len(files(tmp_path)) == 1)
+        for index in range(3):
+            served.ask(prompt(index))
+        operation = Operation("drain")
+        drained = served.harness.engine.drain(operation)
+        operation.follow(drained)
+        drained.result(PATIENCE)
+        assert len(files(tmp_path)) == 3
+        assert [phase.name for phase in operation.view.phases] == ["wait", "write"]
+        assert operation.view.done == operation.view.total == 3
         served.harness.engine.resume().result(PATIENCE)
         assert served.ask(prompt(1))[1] == 29
+
+
+def test_what_a_drain_has_written_is_not_written_again(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, write = [], row_files.write
+
+    def counted(path: Path, *what: Any) -> None:
+        written.append(path)
+        write(path, *what)
+
+    monkeypatch.setattr(row_files, "write", counted)
+    with daemon(tmp_path, place) as served:
+        for index in range(3):
+            served.ask(prompt(index))
+        for _ in range(2):
+            served.harness.engine.drain().result(PATIENCE)
+    assert set(written) == files(tmp_path).keys()
+    assert len(written) == 3
+
+
+def test_a_drain_waits_no_longer_than_the_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, write = Event(), row_files.write
+
+    def slowly(*what: Any) -> None:
+        assert go_on.wait(PATIENCE)
+        write(*what)
+
+    monkeypatch.setattr(row_files, "write", slowly)
+    with daemon(tmp_path, save_s=0.05) as served:
+        served.ask(prompt(1))
+        late = "^not all conversations were written within state.save_s = 0.05 s"
+        with pytest.raises(StateError, match=late):
+            served.harness.engine.drain().result(PATIENCE)
+        go_on.set()
+        served.harness.snapshot_when(lambda _: len(files(tmp_path)) == 1)
+        served.harness.engine.drain().result(PATIENCE)
+
+
+def test_a_drain_that_is_called_off_leaves_the_next_one_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, go_on, write = Event(), Event(), row_files.write
+
+    def slowly(*what: Any) -> None:
+        at_work.set()
+        assert go_on.wait(PATIENCE)
+        write(*what)
+
+    monkeypatch.setattr(row_files, "write", slowly)
+    with daemon(tmp_path) as served:
+        served.ask(prompt(1))
+        drained = served.harness.engine.drain()
+        assert at_work.wait(PATIENCE)
+        served.harness.engine.resume().result(PATIENCE)
+        with pytest.raises(UnavailableError, match="called off"):
+            drained.result(PATIENCE)
+        go_on.set()
+        served.ask(prompt(2))
+        served.harness.engine.drain().result(PATIENCE)
+        assert len(files(tmp_path)) == 2
 
 
 def test_the_latest_are_kept_where_there_is_no_room_for_all(

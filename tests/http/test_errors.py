@@ -368,6 +368,7 @@ def test_what_nobody_expected_is_a_500_without_a_traceback(caplog: pytest.LogCap
         (errors.ConflictError("no", param="id"), 409, "conflict"),
         (errors.OperationNotFoundError("no"), 404, "operation_not_found"),
         (errors.OrderError("no"), 500, None),
+        (errors.StateError("no"), 500, None),
     ],
 )
 def test_each_kind_of_error_has_its_answer(error: errors.TierdError, status: int, code: str | None) -> None:

@@ -168,30 +168,64 @@ def test_a_bad_file_is_a_miss(bank: Bank, spill: ManualSpill, caplog: pytest.Log
     bank.close(live)
     bank.pin(entry)
     told = fetch(bank, entry)
-    assert entry.path is not None
-    entry.path.write_bytes(b"x")
+    path = entry.path
+    assert path is not None
+    path.write_bytes(b"x")
     assert finish(bank, spill) is entry
     assert (entry.dropped, entry.damaged, entry.in_memory) == (True, True, False)
     assert dropped == [entry]
     assert told == [False]
     assert (bank.dropped, bank.dropped_positions, bank.used) == (1, 6, 0)
     assert bank.find("m", "host", [1]) is None
-    assert f"cannot read {entry.path} back: it has another size" in caplog.text
+    assert f"cannot read {path} back: it has another size" in caplog.text
+    assert (bank.spilled, spill.files) == (0, set())
     bank.unpin(entry)
-    assert (bank.entries, bank.spilled, spill.files) == ((), 0, set())
+    assert bank.entries == ()
 
 
 def test_what_is_closed_while_it_is_fetched_can_still_be_read(bank: Bank, spill: ManualSpill) -> None:
     entry = written(bank, spill, 1, 6)
     bank.close(put(bank, 2, 7, live=True))
     bank.pin(entry)
-    assert bank.flush() == 1
     told = fetch(bank, entry)
+    assert bank.flush() == 1
+    cleared: list[str] = []
+    bank.when_cleared(cleared.append)
+    assert cleared == []
     assert finish(bank, spill) is entry
-    assert told == [True]
+    assert (told, cleared, spill.files) == ([True], [""], set())
     assert all((layer == 1).all() for layer in entry.layers)
     bank.unpin(entry)
-    assert (bank.entries, bank.used, spill.files) == ((), 0, set())
+    assert (bank.entries, bank.used) == ((), 0)
+
+
+def test_what_is_closed_before_it_is_fetched_is_not_read(bank: Bank, spill: ManualSpill) -> None:
+    entry = written(bank, spill, 1, 6)
+    bank.close(put(bank, 2, 7, live=True))
+    bank.pin(entry)
+    assert bank.flush() == 1
+    cleared: list[str] = []
+    bank.when_cleared(cleared.append)
+    assert (cleared, spill.files, bank.spilled) == ([""], set(), 0)
+    assert fetch(bank, entry) == [False]
+    bank.unpin(entry)
+    assert (bank.entries, bank.used) == ((), 0)
+
+
+def test_a_file_that_is_being_written_is_waited_for_and_removed(bank: Bank, spill: ManualSpill) -> None:
+    entry = put(bank, 1, 6)
+    bank.flush()
+    cleared: list[str] = []
+    bank.when_cleared(cleared.append)
+    assert cleared == []
+    assert finish(bank, spill) is entry
+    assert (cleared, spill.files, bank.entries) == ([""], set(), ())
+
+
+def test_without_files_there_is_nothing_to_clear() -> None:
+    cleared: list[str] = []
+    Bank(10 * POSITION).when_cleared(cleared.append)
+    assert cleared == [""]
 
 
 def test_failures_to_write_are_said_once(

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tierd.errors import SettingsError
+from tierd.kv import row_files
 from tierd.kv.bank import Bank, Banked
 from tierd.kv.openings import pack
 from tierd.kv.row_files import Header, Rows
@@ -75,27 +78,110 @@ def test_the_folder_is_private_and_keeps_what_is_good(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "state" / "bank"
-    folder.mkdir(0o755, parents=True)
+    folder.mkdir(0o700, parents=True)
+    folder.parent.chmod(0o700)
     assert carry_out(writing(folder / "7.rows", some_rows())).problem == ""
-    (folder / "8.rows").write_bytes(b"tierd rows 1\n of an earlier tierd")
+    (folder / "11.rows").write_bytes(b"tierd rows 1\n of an earlier tierd")
     (folder / "9.draft").write_bytes(b"of one that was killed")
     (folder / "notes").write_bytes(b"of somebody else")
     inbox: SimpleQueue[SpillDone] = SimpleQueue()
     spill = open_spill(StateSettings(dir=tmp_path / "state"), inbox.put)
     assert spill is not None
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {path.name for path in folder.iterdir()} == {"lock", "notes", "7.rows"}
     assert spill.found == {folder / "7.rows": HEADER}
     assert [record.getMessage() for record in caplog.records] == [
-        f"state.dir: ignored and removed {folder / '8.rows'}: it is of another version"
+        f"state.dir: ignored and removed {folder / '11.rows'}: it is of another version"
     ]
     path = spill.new_path()
-    assert path.name == "8.rows"
+    assert path.name == "12.rows"
     spill.start(writing(path, some_rows()))
     inbox.get(timeout=PATIENCE_S)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert spill.close(PATIENCE_S)
-    assert {path.name for path in folder.iterdir()} == {"lock", "notes", "7.rows", "8.rows"}
+    assert {path.name for path in folder.iterdir()} == {"lock", "notes", "7.rows", "12.rows"}
+
+
+def test_folders_are_made_for_one_user(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        spill = open_spill(StateSettings(dir=tmp_path / "deep" / "state"), lambda done: None)
+    finally:
+        os.umask(before)
+    assert spill is not None
+    assert spill.close(PATIENCE_S)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "deep").rglob("*")}
+    assert modes == {"state": 0o700, "bank": 0o700, "lock": 0o600}
+
+
+@pytest.mark.parametrize("mode", [0o701, 0o740, 0o777])
+@pytest.mark.parametrize("name", ["state", "state/bank"])
+def test_a_folder_that_others_may_use_is_refused(tmp_path: Path, name: str, mode: int) -> None:
+    folder = tmp_path / "state" / "bank"
+    folder.mkdir(0o700, parents=True)
+    folder.parent.chmod(0o700)
+    (tmp_path / name).chmod(mode)
+    with pytest.raises(SettingsError) as refused:
+        open_spill(StateSettings(dir=tmp_path / "state"), lambda done: None)
+    place = tmp_path / name
+    assert str(refused.value) == f"state.dir: others may use {place}, mode {mode:o}; run: chmod 700 {place}"
+    assert stat.S_IMODE(place.stat().st_mode) == mode
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = tmp_path.stat().st_uid + 1
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with pytest.raises(SettingsError) as refused:
+        open_spill(StateSettings(dir=tmp_path), lambda done: None)
+    assert str(refused.value) == (
+        f"state.dir: {tmp_path} belongs to another user; choose another one, or run: chown {user} {tmp_path}"
+    )
+
+
+def test_no_link_is_followed_but_that_of_the_folder_itself(tmp_path: Path) -> None:
+    for name in ("real", "elsewhere"):
+        (tmp_path / name).mkdir(0o700)
+    state = StateSettings(dir=tmp_path / "state")
+    (tmp_path / "state").symlink_to("real")
+    (tmp_path / "real" / "bank").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SettingsError, match=r"^state\.dir: .*/state/bank is a link; remove it, or move"):
+        open_spill(state, lambda done: None)
+    (tmp_path / "real" / "bank").unlink()
+    (tmp_path / "real" / "bank").mkdir(0o700)
+    (tmp_path / "real" / "bank" / "lock").symlink_to(tmp_path / "elsewhere" / "lock")
+    with pytest.raises(SettingsError, match=r"^state\.dir: cannot use .*/state/bank: Too many levels"):
+        open_spill(state, lambda done: None)
+    (tmp_path / "real" / "bank" / "lock").unlink()
+    spill = open_spill(state, lambda done: None)
+    assert spill is not None
+    (tmp_path / "real" / "bank" / "5.rows").symlink_to(tmp_path / "elsewhere" / "5.rows")
+    assert carry_out(writing(tmp_path / "real" / "bank" / "5.rows", some_rows())).problem == ""
+    assert spill.close(PATIENCE_S)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_what_is_removed_is_told_once_the_disk_knows(
+    spill: Spill, inbox: SimpleQueue[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, said = spill.new_path(), list[str]()
+    monkeypatch.setattr(row_files, "sync_folder", lambda folder: said.append(f"{path.exists()}"))
+    spill.start(writing(path, some_rows()))
+    spill.remove(path)
+    spill.clear(said.append)
+    written, cleared = (inbox.get(timeout=PATIENCE_S) for _ in range(2))
+    assert written.problem == ""
+    assert said == ["True", "False"]  # as the file is written, and as it is gone
+    cleared.then(cleared.problem)
+    assert said == ["True", "False", ""]
+
+
+def test_what_cannot_be_removed_is_told(spill: Spill, inbox: SimpleQueue[Any], tmp_path: Path) -> None:
+    path = spill.new_path()
+    path.mkdir()
+    for problem in (f"cannot remove {path}: Is a directory", ""):
+        if problem:
+            spill.remove(path)
+        spill.clear(str)
+        assert inbox.get(timeout=PATIENCE_S).problem == problem
 
 
 def test_two_cannot_share_a_folder(spill: Spill, tmp_path: Path) -> None:
@@ -113,7 +199,7 @@ def test_a_folder_is_free_again_once_it_is_closed(tmp_path: Path) -> None:
 
 def test_what_cannot_be_a_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
-    with pytest.raises(SettingsError, match=r"^state\.dir: cannot use .*/state/bank: Not a directory$"):
+    with pytest.raises(SettingsError, match=r"^state\.dir: cannot use .*/state: Not a directory$"):
         open_spill(StateSettings(dir=tmp_path / "state"), lambda done: None)
 
 

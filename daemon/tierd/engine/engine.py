@@ -94,16 +94,17 @@ class Engine:
         self._open = True
         self._thread.start()
 
-    def drain(self, *, ending: bool = False) -> Future[None]:
+    def drain(self, operation: Operation | None = None, *, ending: bool = False) -> Future[None]:
         """Admit nothing more: requests that wait end with UnavailableError, as do those that still come.
 
         ending: the server is shutting down, which they are told. The future is done once the last running
-        stream has ended, by itself or by `stop`.
+        stream has ended, by itself or by `stop`, and, unless `stop` follows, what is kept over a restart is
+        written; StateError where that takes longer than state.save_s. operation: is told how far it is.
         """
         drained: Future[None] = _promise()
         with self._lock:
             if self._open:
-                self._inbox.put(Drain(drained, ending))
+                self._inbox.put(Drain(drained, operation, ending))
             else:
                 drained.set_result(None)
         return drained
@@ -152,7 +153,8 @@ class Engine:
         """Serve a model no more: its requests are refused, its streams waited for, then all of it is freed.
 
         limit_s: then streams that still run end with UnavailableError. Raises that when the engine is not
-        running. The future holds a ModelNotFoundError where there is no such model.
+        running. The future holds a ModelNotFoundError where there is no such model, a StateError where a file
+        of its K/V cannot be removed.
         """
         unloaded: Future[None] = _promise()
         until = None if limit_s is None else time.monotonic() + limit_s
@@ -170,10 +172,11 @@ class Engine:
         return activated
 
     def flush(self, model: str | None = None) -> Future[int]:
-        """Empty the prefix cache of a model, or of all.
+        """Empty the prefix cache of a model, or of all; what files have of them is gone for good, too.
 
         Raises UnavailableError when the engine is not running. The future holds the number of pages freed
-        (a page that a stream uses is freed with it, later), or a ModelNotFoundError or UnavailableError.
+        (a page that a stream uses is freed with it, later), or a ModelNotFoundError or UnavailableError, or a
+        StateError where a file cannot be removed.
         """
         freed: Future[int] = _promise()
         self._put(Flush(model, freed))

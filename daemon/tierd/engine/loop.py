@@ -14,6 +14,7 @@ from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from tierd.backends.protocol import Result
 from tierd.chat.stops import text_stream
@@ -31,6 +32,7 @@ from tierd.engine import queue
 from tierd.engine.answers import Answers
 from tierd.engine.catalogue import Catalogue, describe
 from tierd.engine.dance import Dance
+from tierd.engine.draining import Drains
 from tierd.engine.fallbacks import Fallbacks
 from tierd.engine.flights import counting
 from tierd.engine.following import Followers
@@ -73,12 +75,13 @@ from tierd.errors import (
     QueueFullError,
     RequestError,
     SlowReaderError,
+    StateError,
     TierdError,
     UnavailableError,
 )
 from tierd.kv.bank import Bank
 from tierd.kv.moves import Move
-from tierd.kv.spill import SpillDone
+from tierd.kv.spill import SpillCleared, SpillDone
 from tierd.metrics import Metrics
 from tierd.progress import followed
 from tierd.settings import ModelSettings, Settings
@@ -89,6 +92,7 @@ log = logging.getLogger(__name__)
 
 Deliver = Callable[[Ordered[tuple[str, Event]]], None]
 OpenSlot = Callable[[ModelSettings], Slot]
+T = TypeVar("T")
 
 LONGEST_WAIT_S = 3600.0  # a lock cannot wait for as long as a float can say
 
@@ -139,7 +143,8 @@ class Loop:
         self._devices: dict[str, Device] = {}
         self._live: dict[str, tuple[Slot, Sequence]] = {}  # by request, until its terminal event
         self._events: list[tuple[str, Event]] = []  # of this turn
-        self._drains: list[Future[None]] = []
+        self._drains = Drains(self._keeper, settings.state)
+        self._flushes: set[Future[int]] = set()  # whose files go
         self._draining = ""  # what those are told who come meanwhile
         self._stopping = False
 
@@ -163,7 +168,16 @@ class Loop:
             or any(unload.model not in self._slots for unload in self._unloads.values())
             or self._fallbacks.busy
             or self._dance.busy
+            or bool(self._flushes)
             or any(slot.steps or slot.move is not None for slot in self._everyone)
+        )
+
+    @property
+    def _quiet(self) -> bool:
+        """Whether all rows of streams that have ended are where they stay."""
+        return not (
+            self._dance.switch is not None
+            or any(slot.steps or slot.leaving or slot.move is not None for slot in self._everyone)
         )
 
     def break_down(self) -> None:
@@ -182,8 +196,9 @@ class Loop:
             unload.unloaded.set_exception(error)
         self._dance.break_down(error)
         self._answers.send()
-        for drained in self._drains:
-            drained.set_result(None)
+        for freed in self._flushes:
+            freed.set_exception(error)
+        self._drains.break_down(error)
         while not self._inbox.empty():
             match self._inbox.get():
                 case Submit(request):
@@ -192,8 +207,9 @@ class Loop:
                     future.set_exception(error)
                 case Flush(freed=future) | Resume(resumed=future):
                     future.set_exception(error)
-                case Drain(drained):
-                    drained.set_result(None)
+                case Drain() as drain:
+                    self._drains.add(drain)
+                    self._drains.break_down(error)
         self._hand_over()
 
     @property
@@ -201,7 +217,7 @@ class Loop:
         """When something is to be done though no message comes, monotonic seconds; None: never."""
         due = [queue.deadline(slot, self._settings.queue) for slot in self._slots.values()]
         due += self._readers.deadline, None if self._stopping else self._fallbacks.deadline
-        due += self._dance.deadline, self._keeper.deadline
+        due += self._dance.deadline, self._keeper.deadline, self._drains.deadline
         due += [
             unload.until
             for model, unload in self._unloads.items()
@@ -341,6 +357,8 @@ class Loop:
             case SpillDone():
                 assert self._bank is not None
                 self._bank.settle(message)
+            case SpillCleared(then=then, problem=problem):
+                then(problem)
             case UnderstudyDone(slot, result):
                 self._fallbacks.understudied(slot, result)
             case RearmDone(slot, result):
@@ -366,9 +384,9 @@ class Loop:
                 self._loaded(load, result)
             case Flush():
                 self._flush(message)
-            case Drain(drained, ending):
-                self._drains.append(drained)
-                self._drain(CLOSED if ending else DRAINING)
+            case Drain(ending=ending):
+                self._drains.add(message)
+                self._drain(CLOSED if ending or self._draining == CLOSED else DRAINING)
             case Stop():
                 self._stopping = True
                 self._drain(CLOSED)
@@ -486,8 +504,6 @@ class Loop:
             self._fail_load(load, result)
             return
         self._slots[result.id] = result
-        if self._bank is not None:
-            self._bank.review(result.id, result.home.origin, result.executor.row_bytes)
         self._fallbacks.enter(result)
         self._dance.enter(result)
         self.enter(result)
@@ -506,11 +522,13 @@ class Loop:
             return
         unloaded: Future[None] = Future()
         unloaded.add_done_callback(lambda _: self._fail_load(load, error))
-        self._unloads[slot.id] = Unload(slot.id, None, unloaded)
+        self._unloads[slot.id] = Unload(slot.id, None, unloaded, forgets=False)
 
     def _serve(self, load: Load, slot: Slot) -> None:
         """Let requests come to a model that was loaded."""
         del self._loads[slot.id]
+        if self._bank is not None:
+            self._bank.review(slot.id, slot.home.origin, slot.executor.row_bytes)
         entry = describe(slot)
         self.catalogue = self.catalogue.extend(entry, loading=self._loads)
         self._answers.give(load.loaded, entry)
@@ -552,6 +570,8 @@ class Loop:
             ):
                 continue
             self._remove(slot, both)
+            if unload.forgets and self._bank is not None:
+                self._bank.flush(model)
             if unload.operation is not None:
                 unload.operation.enter("free")
             threading.Thread(
@@ -567,8 +587,6 @@ class Loop:
         self._dance.forget(slot)
         self._fallbacks.forget(slot)
         self._ledger.forget(slot.id)
-        if self._bank is not None:
-            self._bank.flush(slot.id)
 
     def _free(self, slot: Slot, unload: Unload) -> None:
         """Run in a worker thread, which alone has the slot now."""
@@ -580,9 +598,14 @@ class Loop:
         self._inbox.put(UnloadDone(unload))
 
     def _unloaded(self, unload: Unload) -> None:
-        del self._unloads[unload.model]
-        log.info("model=%s is unloaded", unload.model)
-        self._answers.give(unload.unloaded, None)
+        """A worker has freed a model; its name can be used again once its files are gone."""
+
+        def cleared(problem: str) -> None:
+            del self._unloads[unload.model]
+            log.info("model=%s is unloaded", unload.model)
+            self._answer(unload.unloaded, None, problem)
+
+        self._when_cleared(cleared)
 
     def _flush(self, flush: Flush) -> None:
         if flush.model is not None and flush.model not in self._slots:
@@ -592,21 +615,38 @@ class Loop:
         freed = {slot.id: slot.flush() for slot in slots}
         if flush.model is None and self._bank is not None:
             self._bank.flush()  # what is there of models that are not loaded
-        self._keeper.forget()
         for model, pages in freed.items():
             log.info("model=%s flushed the prefix cache, %d pages", model, pages)
-        flush.freed.set_result(sum(freed.values()))
+        self._flushes.add(flush.freed)
+
+        def cleared(problem: str) -> None:
+            self._flushes.remove(flush.freed)
+            self._answer(flush.freed, sum(freed.values()), problem)
+
+        self._when_cleared(cleared)
+
+    def _when_cleared(self, then: Callable[[str], None]) -> None:
+        """Call `then` once no file is left of what the bank has closed, told why one is."""
+        if self._bank is None:
+            then("")
+        else:
+            self._bank.when_cleared(then)
+
+    def _answer(self, future: Future[T], result: T, problem: str) -> None:
+        """Let a future have its result, unless files are left that should not be."""
+        if problem:
+            self._answers.refuse(future, StateError(f"state.dir: {problem}; remove what lies there by hand"))
+        else:
+            self._answers.give(future, result)
 
     def _resume(self, resumed: Future[None]) -> None:
-        if self._stopping:
+        if self._draining == CLOSED:
             resumed.set_exception(UnavailableError(CLOSED))
             return
         self._draining = ""
         ready = [slot for model, slot in self._slots.items() if model not in (self._loads | self._unloads)]
         self.catalogue = Catalogue().extend(*map(describe, ready), loading=self._loads)
-        for drained in self._drains:
-            drained.set_exception(UnavailableError("the drain was called off: requests are admitted again"))
-        self._drains.clear()
+        self._drains.call_off(UnavailableError("the drain was called off: requests are admitted again"))
         self._answers.give(resumed, None)
 
     def _drain(self, closed: str) -> None:
@@ -636,12 +676,8 @@ class Loop:
         self.snapshot = observe(self._slots.values(), self._fallbacks.passes, self._bank, self._dance)
         self._ledger.published(self.snapshot)
         self._hand_over()
-        if self._draining and not self._live:
-            if self._drains:
-                self._keeper.ask()
-            for drained in self._drains:
-                drained.set_result(None)
-            self._drains.clear()
+        if not self._live:
+            self._drains.step(self._everyone, quiet=self._quiet)
 
     def _hand_over(self) -> None:
         events, self._events = self._events, []

@@ -13,7 +13,7 @@ from tierd.engine.catalogue import CatalogueEntry
 from tierd.engine.operation import Operation
 from tierd.errors import TierdError
 from tierd.kv.moves import Move
-from tierd.kv.spill import SpillDone
+from tierd.kv.spill import SpillCleared, SpillDone
 from tierd.settings import ModelSettings
 from tierd.slot import Placed, Slot, Step
 
@@ -82,7 +82,7 @@ class Unload:
     """Serve a model no more; `unloaded` is done once all of it is freed.
 
     until: when streams that still run are ended, monotonic seconds; None: they are waited for. late: it has
-    been.
+    been. forgets: its K/V goes, in files too; False for one that was never served.
     """
 
     model: str
@@ -90,6 +90,7 @@ class Unload:
     unloaded: Future[None]
     operation: Operation | None = None
     late: bool = False
+    forgets: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,13 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Admit nothing more; `drained` is done once the last stream has ended. ending: the server ends then."""
+    """Admit nothing more; `drained` is done once the last stream has ended, and what is kept is in files.
+
+    ending: the server ends then, and writes these as it stops.
+    """
 
     drained: Future[None]
+    operation: Operation | None = None
     ending: bool = False
 
 
@@ -218,6 +223,7 @@ Message = (
     | StepDone
     | MoveDone
     | SpillDone
+    | SpillCleared
     | UnderstudyDone
     | RearmDone
     | SwitchPhase

@@ -123,22 +123,25 @@ class CommandRoutes:
         return await self._begun(request, operation, self._engine.activate(body.model, operation), seconds)
 
     async def drain(self, request: Request) -> Response:
-        """Admit no more requests; it is done once no stream runs."""
-        return await self._all(request, "drain", self._engine.drain)
+        """Admit no more requests; it is done once no stream runs, and what is kept is in files."""
+        operation = Operation("drain")
+        return await self._all(request, operation, lambda: self._engine.drain(operation))
 
     async def resume(self, request: Request) -> Response:
         """Admit requests again."""
-        return await self._all(request, "resume", self._engine.resume)
+        return await self._all(request, Operation("resume"), self._engine.resume)
 
     async def flush(self, request: Request) -> Response:
         """Forget what the prefix cache keeps, of one model or of all."""
         body = await read_body(request, _flush_decoder, when_empty=b"{}")
         return json_response(Flushed(await asyncio.wrap_future(self._engine.flush(body.model))))
 
-    async def _all(self, request: Request, kind: str, begin: Callable[[], Future[None]]) -> Response:
+    async def _all(
+        self, request: Request, operation: Operation, begin: Callable[[], Future[None]]
+    ) -> Response:
         seconds = patience(request)
         await read_body(request, _no_decoder, when_empty=b"{}")
-        return await self._begun(request, Operation(kind), begin(), seconds)
+        return await self._begun(request, operation, begin(), seconds)
 
     async def _begun(
         self, request: Request, operation: Operation, future: Future[Any], seconds: float | None

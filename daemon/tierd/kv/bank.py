@@ -12,16 +12,18 @@ must be fetched before it is read. Files of an earlier process are entries from 
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 
 from tierd.kv.banked import Banked
-from tierd.kv.openings import Tokens, longest_opening, pack
+from tierd.kv.openings import Tokens, pack
 from tierd.kv.origin import place_of, strangeness
+from tierd.kv.recency import Recency
 from tierd.kv.row_files import Header, Rows
+from tierd.kv.shelf import Shelf
 from tierd.kv.spill import Spill, SpillDone, SpillJob
+from tierd.kv.times import unix_time
 
 __all__ = ["Bank", "Banked"]
 
@@ -47,7 +49,14 @@ class Bank:
         self._on_drop = on_drop
         self._spill = spill
         self._spill_fails = False  # since the last file that was written
-        self._entries: dict[Banked, None] = {}  # in order of last use, the oldest first
+        self._entries = Recency()
+        self._unfiled, self._spare, self._filed = Recency(), Recency(), Recency()  # see `_enter`
+        self._unfiled_bytes = 0  # in memory
+        self._shelves: defaultdict[tuple[str, str], Shelf] = defaultdict(
+            Shelf
+        )  # what can be found, by model and origin
+        self._leaving: set[Banked] = set()  # closed, but a file of theirs is being written or read
+        self._to_clear: list[Callable[[str], None]] = []
         self._at_work: Banked | None = None  # whose file is being written or read
         self._to_fetch: deque[Banked] = deque()
         self._saving = False
@@ -73,24 +82,24 @@ class Bank:
         *,
         live: bool,
         used: float | None = None,
+        drops: bool = True,
     ) -> Banked | None:
         """Reserve room for so many positions; parked entries leave memory to make it, or are dropped.
 
         origin: what computed the rows; nothing else may go on with what is found. used: when the conversation
-        was last, seconds since the epoch; None: now. None when there is no room, and then nothing is dropped,
-        or when the system refuses so much memory.
+        was last, seconds since the epoch; None: now. drops: False: only those leave that lie in a file. None
+        when there is no room, and then nothing is dropped, or when the system refuses so much memory.
         """
-        if not self._make_room(positions * sum(row_bytes)):
+        if not self._make_room(positions * sum(row_bytes), drops=drops):
             return None
         try:
             entry = Banked(model, origin, row_bytes, positions, live=live)
         except MemoryError:
             return None
         self.used += entry.bytes
-        self._entries[entry] = None
         if used is not None:
-            entry.used = used
-            self._entries = dict.fromkeys(sorted(self._entries, key=lambda entry: entry.used))
+            entry.use(used)
+        self._enter(entry)
         self._go_on()
         return entry
 
@@ -107,6 +116,7 @@ class Bank:
         if not 0 < len(tokens) <= entry.positions:
             raise ValueError(f"cannot keep {len(tokens)} tokens in {entry.positions} positions")
         entry.packed = pack(tokens)
+        self._shelf(entry.model, entry.origin).add(entry)
         self._replace(entry, lambda other: other.path is None)
         self._go_on()
 
@@ -122,27 +132,23 @@ class Bank:
 
         Pure. Of equals the one with the fewest tokens beyond wins, then the one used last.
         """
-        held = (
-            (entry, entry.packed)
-            for entry in reversed(self._entries)
-            if entry.packed is not None
-            and not entry.closing
-            and entry.model == model
-            and entry.origin == origin
-        )
-        return longest_opening(pack(tokens), held, minimum)
+        return self._shelf(model, origin).find(pack(tokens), minimum)
+
+    def holds(self, model: str, origin: str, tokens: Tokens) -> bool:
+        """Whether a kept entry has all of these tokens. Pure."""
+        return self._shelf(model, origin).holds(pack(tokens))
 
     def fetch(self, entry: Banked, then: Callable[[bool], None]) -> None:
         """Have an entry's rows in memory, out of its file where they are not; who wants them pins it.
 
         then: called once, told whether they are there: now where they are or where there is no room, as for
-        `open`, else by `settle`. They are not where the file was no good; then the entry is `dropped`.
-        ValueError for one that is closed.
+        `open`, else by `settle`. They are not where the file was no good; then the entry is `dropped`; nor
+        where the entry was closed while it had pins, and its file is gone. ValueError for one that is closed.
         """
         self._refuse_closed(entry)
         if entry.fetching:
             entry.waiting.append(then)
-        elif entry.in_memory or not self._start_to_fetch(entry):
+        elif entry.in_memory or entry.path is None or not self._start_to_fetch(entry):
             then(entry.in_memory)
         else:
             entry.waiting.append(then)
@@ -159,15 +165,18 @@ class Bank:
             self._settle_fetched(entry, done)
         else:
             self._settle_written(entry, done)
+        if entry.closing:
+            self._let_file_go(entry)
         self.unpin(entry)
         return entry
 
     def touch(self, entry: Banked) -> None:
         """Count this as an entry's last use. ValueError for one that is closed."""
         self._refuse_closed(entry)
-        entry.unwritable, entry.used = False, time.time()
-        del self._entries[entry]
-        self._entries[entry] = None
+        self._take_out(entry)
+        entry.unwritable = False
+        entry.use(unix_time())
+        self._enter(entry)
 
     def pin(self, entry: Banked) -> None:
         """Keep an entry's rows there while they are being read, until it is unpinned as often."""
@@ -186,10 +195,14 @@ class Bank:
     def close(self, entry: Banked) -> None:
         """Give an entry's room back. Again does nothing.
 
-        One with pins is not found any more, but is there for those who hold them, until the last is off.
+        One with pins is not found any more, but what it has in memory is there for those who hold them, until
+        the last is off.
         """
         if entry.pins:
-            entry.closing = True
+            if not entry.closing:
+                entry.closing = True
+                self._unshelve(entry)
+            self._let_file_go(entry)
         elif entry in self._entries:
             self._remove(entry)
 
@@ -204,9 +217,21 @@ class Bank:
         gone = [
             entry for entry in self._entries if entry.kept and not entry.live and model in (None, entry.model)
         ]
-        for entry in gone:
+        for entry in reversed(gone):
             self.close(entry)
         return len(gone)
+
+    def when_cleared(self, then: Callable[[str], None]) -> None:
+        """Call `then` once the disk has no file of an entry that is closed by now.
+
+        At once without files, else by `settle` or a message of the spill. It is told why a file could not be
+        removed, "" when all is well.
+        """
+        if self._spill is None:
+            then("")
+        else:
+            self._to_clear.append(then)
+            self._clear(self._spill)
 
     # ---- Over a restart
 
@@ -218,7 +243,12 @@ class Bank:
     @property
     def filed(self) -> int:
         """How many entries have a file."""
-        return sum(entry.path is not None for entry in self._entries)
+        return len(self._filed)
+
+    @property
+    def unfiled(self) -> int:
+        """How many entries have none."""
+        return len(self._unfiled)
 
     @property
     def at_work(self) -> bool:
@@ -228,7 +258,7 @@ class Bank:
     def begin_to_save(self) -> None:
         """Write all parked entries to files from now on, those used last first."""
         self._saving = True
-        for entry in self._entries:
+        for entry in self._unfiled:
             entry.unwritable = False
         self._go_on()
 
@@ -269,33 +299,67 @@ class Bank:
         """Enter the files that an earlier process has left, as far as they may stay."""
         for path, header in sorted(spill.found.items(), key=lambda item: item[1].used):
             entry = Banked.left_in(path, header)
-            self._entries[entry] = None
+            self._enter(entry)
+            self._shelf(entry.model, entry.origin).add(entry)
             self.spilled += entry.file_bytes
         for entry in self.entries:
             if self.spilled > spill.limit:
                 self._remove(entry)
 
     def _replace(self, entry: Banked, going: Callable[[Banked], bool]) -> None:
-        """Remove those of the entries that are going of which an entry has all that they have."""
-        for other in [other for other in self._entries if going(other) and _has_more(entry, other)]:
-            self._remove(other)
+        """Remove those that are going, that nobody holds on to, and of which an entry has all they have."""
+        assert entry.packed is not None
+        for other in [*self._shelf(entry.model, entry.origin).openings(entry.packed)]:
+            if other is not entry and other.droppable and going(other):
+                self._remove(other)
+
+    # ---- Order
+
+    def _enter(self, entry: Banked) -> None:
+        """Take an entry into the sets that it belongs to, by when it was used.
+
+        unfiled: in memory, without a file. spare: in memory, with one. filed: with one.
+        """
+        self._entries.add(entry)
+        if entry.path is not None:
+            self._filed.add(entry)
+        if entry.in_memory and entry.path is not None:
+            self._spare.add(entry)
+        elif entry.in_memory:
+            self._unfiled.add(entry)
+            self._unfiled_bytes += entry.bytes
+
+    def _take_out(self, entry: Banked) -> None:
+        """Take an entry out of them, before anything changes by which they go."""
+        if entry in self._unfiled:
+            self._unfiled_bytes -= entry.bytes
+        for entries in (self._entries, self._unfiled, self._spare, self._filed):
+            entries.discard(entry)
+
+    def _shelf(self, model: str, origin: str) -> Shelf:
+        return self._shelves[model, origin]
+
+    def _unshelve(self, entry: Banked) -> None:
+        """Let an entry not be found any more."""
+        if entry.packed is not None:
+            self._shelf(entry.model, entry.origin).discard(entry)
 
     # ---- Room
 
-    def _make_room(self, wanted: int) -> bool:
+    def _make_room(self, wanted: int, *, drops: bool = True) -> bool:
         """Let parked entries leave memory until `wanted` bytes are free; none when that is not enough.
 
-        Those that stay in a file go first, for nothing is lost with them.
+        Those that stay in a file go first, for nothing is lost with them. drops: others may go, too.
         """
         missing = self.used + wanted - self.limit
         going: list[Banked] = []
-        if missing > 0:
-            spare = [entry for entry in self._entries if entry.droppable and entry.in_memory]
-            for entry in sorted(spare, key=lambda entry: entry.path is None):
+        for entries in (self._spare, self._unfiled) if drops else (self._spare,):
+            for entry in entries:
                 if missing <= 0:
                     break
-                going.append(entry)
-                missing -= entry.bytes
+                if entry.droppable:
+                    going.append(entry)
+                    missing -= entry.bytes
         if missing > 0:
             return False
         for entry in going:
@@ -306,6 +370,12 @@ class Bank:
         return True
 
     def _leave_memory(self, entry: Banked) -> None:
+        self._take_out(entry)
+        self._free(entry)
+        self._enter(entry)
+
+    def _free(self, entry: Banked) -> None:
+        """Give the memory of an entry back that is in no set."""
         if self._spill is not None:
             self._spill.free(entry.layers)
         entry.layers = []
@@ -326,11 +396,12 @@ class Bank:
             raise ValueError("the entry is closed")
 
     def _remove(self, entry: Banked) -> None:
-        del self._entries[entry]
+        self._take_out(entry)
+        if not entry.closing:
+            self._unshelve(entry)
         if entry.in_memory:
-            self._leave_memory(entry)
-        if entry.path is not None:
-            self._remove_file(entry)
+            self._free(entry)
+        self._forget_file(entry)
         entry.dropped = True
 
     # ---- Files
@@ -352,20 +423,9 @@ class Bank:
 
         While all are to be saved, that used last.
         """
-        if self._saving:
-            return next(
-                (
-                    entry
-                    for entry in reversed(self._entries)
-                    if entry.in_memory and entry.path is None and entry.droppable and not entry.unwritable
-                ),
-                None,
-            )
-        if self.used <= self.limit // 2:
+        if not self._saving and min(self.used, self._unfiled_bytes) <= self.limit // 2:
             return None
-        entries = [entry for entry in self._entries if entry.in_memory and entry.path is None]
-        if sum(entry.bytes for entry in entries) <= self.limit // 2:
-            return None
+        entries = reversed(self._unfiled) if self._saving else self._unfiled
         return next((entry for entry in entries if entry.droppable and not entry.unwritable), None)
 
     def _start_writing(self, spill: Spill, entry: Banked) -> bool:
@@ -381,11 +441,15 @@ class Bank:
     def _settle_written(self, entry: Banked, done: SpillDone) -> None:
         if not done.problem:
             self._spill_fails = False
+            self._take_out(entry)
             entry.path, entry.header, entry.file_bytes = done.job.path, done.job.header, done.job.size
+            self._enter(entry)
             if not entry.closing:
                 self._replace(entry, lambda other: other.path is not None)
             return
         self.spilled -= done.job.size
+        if entry.closing:
+            return
         if not self._spill_fails:
             self._spill_fails = True
             log.warning(
@@ -416,7 +480,9 @@ class Bank:
     def _settle_fetched(self, entry: Banked, done: SpillDone) -> None:
         layers, entry.incoming = entry.incoming, []
         if not done.problem:
+            self._take_out(entry)
             entry.layers = layers
+            self._enter(entry)
         else:
             log.warning(
                 "model=%s cannot read %s back: %s; %d positions are computed again",
@@ -437,10 +503,10 @@ class Bank:
     def _make_file_room(self, entry: Banked, missing: int) -> bool:
         """Remove files of entries used before this one, of `missing` bytes; none when that is not enough."""
         going: list[Banked] = []
-        for other in self._entries:
-            if missing <= 0 or other is entry:
+        for other in self._filed:
+            if missing <= 0 or other.order >= entry.order:
                 break
-            if other.path is not None and other.droppable:
+            if other.droppable:
                 going.append(other)
                 missing -= other.file_bytes
         if missing > 0:
@@ -453,23 +519,36 @@ class Bank:
         return True
 
     def _remove_file(self, entry: Banked) -> None:
+        self._take_out(entry)
+        self._forget_file(entry)
+        self._enter(entry)
+
+    def _forget_file(self, entry: Banked) -> None:
+        """Remove the file, if there is one, of an entry that is in no set."""
+        if entry.path is None:
+            return
         assert self._spill is not None
-        assert entry.path is not None
         self._spill.remove(entry.path)
         self.spilled -= entry.file_bytes
         entry.path, entry.header, entry.file_bytes = None, b"", 0
 
+    def _let_file_go(self, entry: Banked) -> None:
+        """Remove the file of a closed entry, once it is neither being written nor read."""
+        if entry is self._at_work or entry.fetching:
+            self._leaving.add(entry)
+            return
+        self._leaving.discard(entry)
+        if entry.path is not None:
+            self._remove_file(entry)
+        if self._spill is not None:
+            self._clear(self._spill)
 
-def _has_more(entry: Banked, other: Banked) -> bool:
-    """Whether an entry has all that another has, which nobody holds on to."""
-    assert entry.packed is not None
-    return (
-        other is not entry
-        and other.droppable
-        and other.packed is not None
-        and (other.model, other.origin) == (entry.model, entry.origin)
-        and entry.packed.startswith(other.packed)
-    )
+    def _clear(self, spill: Spill) -> None:
+        """Pass on who waits for removals, once all of them are asked for."""
+        if not self._leaving:
+            for then in self._to_clear:
+                spill.clear(then)
+            self._to_clear.clear()
 
 
 def _header(entry: Banked) -> bytes:

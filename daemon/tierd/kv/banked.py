@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from tierd.kv.openings import TOKEN_BYTES, unpack
 from tierd.kv.row_files import Header, Rows
+from tierd.kv.times import unix_time
+
+_uses = itertools.count()
 
 
 class Banked:
@@ -21,7 +24,7 @@ class Banked:
     dropped: it had to make room, or was closed, or could not be fetched (`damaged`), or another has its rows
     and more: its own are gone.
     incoming: where `layers` are being fetched to. waiting: who is called then.
-    used: when that was last, seconds since the epoch.
+    used: when that was last, seconds since the epoch. order: by that; no two have the same.
     path, header, file_bytes: of its file, once that is complete; header: what it begins with.
     found: an earlier process has left it, and its model has not been loaded since.
     unwritable: there will be no file, at least until it is used again.
@@ -38,6 +41,7 @@ class Banked:
         "layers",
         "live",
         "model",
+        "order",
         "origin",
         "packed",
         "path",
@@ -73,7 +77,7 @@ class Banked:
         self.damaged = False
         self.incoming: list[Rows] = []
         self.waiting: list[Callable[[bool], None]] = []
-        self.used = time.time()
+        self.use(unix_time())
         self.path: Path | None = None
         self.header = b""
         self.file_bytes = 0
@@ -82,14 +86,20 @@ class Banked:
 
     @classmethod
     def left_in(cls, path: Path, header: Header) -> Banked:
-        """Return a parked entry of rows that lie in a file with that header."""
+        """Return a parked entry of rows that lie in a file with that header; its time is none to come."""
         entry = cls(
             header.model, header.origin, header.row_bytes, header.positions, live=False, in_memory=False
         )
-        entry.packed, entry.used, entry.found = header.tokens, header.used / 1000, True
+        entry.packed, entry.found = header.tokens, True
+        entry.use(min(entry.used, header.used / 1000))
         entry.path, entry.header = path, header.pack()
         entry.file_bytes = header.file_bytes
         return entry
+
+    def use(self, when: float) -> None:
+        """Note a use, seconds since the epoch, as the last one."""
+        self.used = when
+        self.order = (when, next(_uses))
 
     def new_layers(self) -> list[Rows]:
         """Return memory for its rows."""

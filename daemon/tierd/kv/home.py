@@ -29,13 +29,14 @@ class Parked:
     """A conversation whose stream has ended, and whose rows lie in pages.
 
     used: when it was last, seconds since the epoch. stands: tells whether the rows are there still: nothing
-    keeps these pages from being given to others.
+    keeps these pages from being given to others. put_back: lets `next_to_save` return it once more, the last.
     """
 
     tokens: Packed
     pages: tuple[int, ...]
     used: float
     stands: Callable[[], bool]
+    put_back: Callable[[], None]
 
 
 class Home(Protocol):
@@ -51,6 +52,10 @@ class Home(Protocol):
     most: int
     keeps: bool
     moves: deque[Move]
+
+    @property
+    def unsaved(self) -> int:
+        """How many conversations `next_to_save` has not returned."""
 
     @property
     def room(self) -> Room:

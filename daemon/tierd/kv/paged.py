@@ -57,6 +57,11 @@ class PagedHome:
             total=pool.total, free=pool.free, used=pool.used, cached=pool.cached, reserved=pool.reserved
         )
 
+    @property
+    def unsaved(self) -> int:
+        """See Home."""
+        return self.prefixes.new
+
     def pages_needed(self, request: Request) -> int:
         """Return how many pages a request may ever fill: the last token it asks for is never fed."""
         return pages_for(len(request.prompt) + request.max_tokens - 1, self.executor.page_positions)
@@ -159,6 +164,7 @@ class PagedHome:
             pages=chain.pages,
             used=chain.since,
             stands=lambda: self.prefixes.holds(chain),
+            put_back=lambda: self.prefixes.put_back(chain),
         )
 
     def flush(self) -> int:

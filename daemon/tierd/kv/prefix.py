@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import time
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tierd.kv.pool import PagePool
+from tierd.kv.times import unix_time
 
 # Bytes of a token; packed little-endian, so that a key means the same on every machine.
 _TOKEN = 4
@@ -97,7 +98,8 @@ class PrefixCache:
         self._whole: dict[bytes, _Entry] = {}  # by key
         # By the key before them, in the order of their tokens; none is a prefix of another.
         self._after: dict[bytes, list[_Entry]] = {}
-        self._new_ends: dict[_Entry, None] = {}  # last pages of chains that `take_new` has not returned
+        # Last pages of chains that `take_new` has not returned, the latest last.
+        self._new_ends: OrderedDict[_Entry, None] = OrderedDict()
 
     def __len__(self) -> int:
         """Pages that can be found, whether a stream holds them or not."""
@@ -141,12 +143,21 @@ class PrefixCache:
         """Return the latest chain that has not been returned yet, in which others may go on; None without."""
         if not self._new_ends:
             return None
-        end = max(self._new_ends, key=lambda entry: entry.since)
-        del self._new_ends[end]
-        entries = [end]
+        entries = [self._new_ends.popitem()[0]]
         while (before := self._whole.get(entries[-1].before)) is not None:
             entries.append(before)
         return Chain(tuple(reversed(entries)))
+
+    @property
+    def new(self) -> int:
+        """How many chains `take_new` has not returned."""
+        return len(self._new_ends)
+
+    def put_back(self, chain: Chain) -> None:
+        """Let `take_new` return a chain once more, after all others, if nothing has become of it."""
+        end = chain.entries[-1]
+        if self._entries.get(end.page) is end and end.key not in self._after:
+            self._put_last(end)
 
     def holds(self, chain: Chain) -> bool:
         """Whether a chain's pages are still what they were."""
@@ -205,7 +216,7 @@ class PrefixCache:
         if at and tokens.startswith(siblings[at - 1].tokens):
             at -= 1
             self._forget(siblings[at])
-        entry = _Entry(page, tokens, before, key, time.time())
+        entry = _Entry(page, tokens, before, key, unix_time())
         if before in self._whole:
             self._new_ends.pop(self._whole[before], None)
         self._new_ends[entry] = None
@@ -234,7 +245,12 @@ class PrefixCache:
             del self._entries[entry.page]
             self._pool.discard(entry.page)
         if new and before is not None and before.key not in self._after:
-            self._new_ends[before] = None
+            self._put_last(before)  # what is evicted was used longest ago
+
+    def _put_last(self, end: _Entry) -> None:
+        """Note the end of a new chain as the one used longest ago."""
+        self._new_ends[end] = None
+        self._new_ends.move_to_end(end, last=False)
 
 
 def _pack(tokens: Sequence[int]) -> bytes:

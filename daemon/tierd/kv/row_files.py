@@ -130,7 +130,7 @@ def write(path: Path, header: bytes, rows: tuple[Rows, ...]) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.rename(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         remove(draft)
         remove(path)
@@ -153,12 +153,25 @@ def read(path: Path, header: bytes, rows: tuple[Rows, ...]) -> None:
             raise RowFileError("its checksum does not fit")
 
 
-def remove(path: Path) -> None:
-    """Remove a file, if it is there and that is allowed."""
+def remove(path: Path) -> str:
+    """Remove a file, if it is there; return why that cannot be, "" when it is gone.
+
+    One that stays is in nobody's way: no name is used twice, and the next start tries again.
+    """
     try:
         path.unlink(missing_ok=True)
-    except OSError:  # it is in nobody's way: no name is used twice, and the next start tries again
-        pass
+    except OSError as error:
+        return f"cannot remove {path}: {error.strerror}"
+    return ""
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, and those gone that were removed. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _with_checksum(content: bytes) -> bytes:
@@ -178,15 +191,6 @@ def _refuse_full(folder: Path, size: int) -> None:
     disk = os.statvfs(folder)
     if disk.f_bavail * disk.f_frsize - size < _FREE_SHARE * disk.f_blocks * disk.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _slices(rows: tuple[Rows, ...]) -> Iterator[memoryview]:

@@ -11,8 +11,10 @@ import fcntl
 import itertools
 import logging
 import os
+import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -56,6 +58,14 @@ class SpillDone:
     full: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SpillCleared:
+    """Files that were removed are gone for good. problem: why one of them is not, "" when all are."""
+
+    then: Callable[[str], None]
+    problem: str = ""
+
+
 class Spill:
     """A folder of files, and the thread that writes and reads them.
 
@@ -63,20 +73,20 @@ class Spill:
     earlier process has left, with their headers.
     """
 
-    def __init__(self, folder: Path, post: Callable[[SpillDone], None], limit: int) -> None:
+    def __init__(self, folder: Path, post: Callable[[SpillDone | SpillCleared], None], limit: int) -> None:
         """Make the folder, lock it, and look through what lies there. Raises SettingsError.
 
         What is no good is removed, with a line in the log. post: called by the thread with each job that is
-        done.
+        done, and each `clear`.
         """
         self.limit = limit
         self._folder = folder
         self._post = post
-        self._work: SimpleQueue[SpillJob | Path | list[Rows] | None] = SimpleQueue()
+        self._work: SimpleQueue[SpillJob | Path | list[Rows] | Callable[[str], None] | None] = SimpleQueue()
         self._lock = _claim_folder(folder)
-        self.found = _look_through(folder)
-        numbers = (int(path.stem) for path in self.found if path.stem.isdecimal())
+        numbers = [int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]
         self._numbers = itertools.count(max(numbers, default=-1) + 1)
+        self.found = _look_through(folder)
         # A daemon: a hung disk must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="tierd-spill", daemon=True)
         self._thread.start()
@@ -93,6 +103,10 @@ class Spill:
         """Remove a file after all that was asked for before. Never blocks."""
         self._work.put(path)
 
+    def clear(self, then: Callable[[str], None]) -> None:
+        """Post `SpillCleared` once all that was to be removed before is gone for good. Never blocks."""
+        self._work.put(then)
+
     def free(self, rows: list[Rows]) -> None:
         """Let go of rows that the caller has no more use for: to give much memory back takes a while."""
         self._work.put(rows)
@@ -104,19 +118,27 @@ class Spill:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        problem = ""  # of the removals since the last clear
         while (work := self._work.get()) is not None:
             if isinstance(work, Path):
-                row_files.remove(work)
+                problem = problem or row_files.remove(work)
             elif isinstance(work, SpillJob):
                 self._post(carry_out(work))
+            elif callable(work):
+                self._post(SpillCleared(then=work, problem=problem or _sync(self._folder)))
+                problem = ""
             del work  # before it waits for more
         os.close(self._lock)
 
 
-def open_spill(settings: StateSettings, post: Callable[[SpillDone], None]) -> Spill | None:
+def open_spill(settings: StateSettings, post: Callable[[SpillDone | SpillCleared], None]) -> Spill | None:
     """Return the spill that the settings ask for, None without a folder. Raises SettingsError."""
     if settings.dir is None:
         return None
+    try:
+        _make_private(settings.dir, may_be_link=True)
+    except OSError as error:
+        raise SettingsError(f"state.dir: cannot use {settings.dir}: {error.strerror}") from error
     return Spill(settings.dir / "bank", post, settings.max_mb * _MIB or 1 << 62)
 
 
@@ -137,11 +159,37 @@ def carry_out(job: SpillJob) -> SpillDone:
     return SpillDone(job=job)
 
 
+def _sync(folder: Path) -> str:
+    try:
+        row_files.sync_folder(folder)
+    except OSError as error:
+        return f"cannot write {folder}: {error.strerror}"
+    return ""
+
+
+def _make_private(folder: Path, *, may_be_link: bool) -> None:
+    """Make a folder into which nobody else may look, or find it so. Raises SettingsError, OSError."""
+    with suppress(FileExistsError):
+        folder.mkdir(0o700, parents=True)
+    found = folder.stat(follow_symlinks=may_be_link)
+    mode = stat.S_IMODE(found.st_mode)
+    if stat.S_ISLNK(found.st_mode):
+        raise SettingsError(f"state.dir: {folder} is a link; remove it, or move state.dir to where it leads")
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if found.st_uid != os.geteuid():
+        raise SettingsError(
+            f"state.dir: {folder} belongs to another user; choose another one, or run: "
+            f"chown {os.geteuid()} {folder}"
+        )
+    if mode & 0o077:
+        raise SettingsError(f"state.dir: others may use {folder}, mode {mode:o}; run: chmod 700 {folder}")
+
+
 def _claim_folder(folder: Path) -> int:
     """Make the folder private and lock it; return the lock's descriptor. Raises SettingsError."""
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        _make_private(folder, may_be_link=False)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

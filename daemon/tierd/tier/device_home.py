@@ -22,6 +22,7 @@ from tierd.kv.home import Parked, Room
 from tierd.kv.moves import Move
 from tierd.kv.openings import Packed, pack, shared_opening
 from tierd.kv.saved import SavedEntry
+from tierd.kv.times import unix_time
 from tierd.tier.regions import Claim, Regions
 
 # Tokens that a stream would have to be fed for nothing before it waits for another stream's rows.
@@ -77,6 +78,11 @@ class DeviceHome:
         # Of streams that have ended while a step in flight still writes behind what is kept of them.
         self._written: dict[Sequence, Claim] = {}
         self._withdrawn: dict[Sequence, int] = {}  # regions in which nothing is kept
+
+    @property
+    def unsaved(self) -> int:
+        """See Home."""
+        return len(self._unsaved())
 
     @property
     def room(self) -> Room:
@@ -162,18 +168,17 @@ class DeviceHome:
         """See Home. What is in the bank is forgotten as well."""
         self.bank.flush(self._model)
         self._flushes += 1
-        going = [view.claim for view in self.regions if view.claim is not None and not view.pins]
-        for claim in going:
-            self._forget(claim)
-        return len(going)
+        before = self.regions.free
+        for claim in self.regions.claims():
+            self.regions.drop(claim)
+        return self.regions.free - before
 
     def next_to_save(self) -> Parked | None:
         """See Home."""
-        claims = self.regions.claims()
-        self._saved &= set(claims)
-        claim = next((claim for claim in reversed(claims) if claim not in self._saved), None)
-        if claim is None:
+        claims = self._unsaved()
+        if not claims:
             return None
+        claim = claims[-1]
         self._saved.add(claim)
         region = self.regions.region_of(claim)
         assert region is not None
@@ -182,8 +187,9 @@ class DeviceHome:
         return Parked(
             tokens=self.regions.packed_of(claim),
             pages=(region,),
-            used=time.time() - (time.monotonic() - used),
-            stands=lambda: self.regions.region_of(claim) == region,
+            used=unix_time(used),
+            stands=lambda: self._is_parked(claim),
+            put_back=lambda: self._saved.discard(claim),
         )
 
     def vacate(self) -> None:
@@ -429,6 +435,16 @@ class DeviceHome:
         """Note that a region is used now, and return it."""
         self.used[region] = time.monotonic()
         return region
+
+    def _unsaved(self) -> list[Claim]:
+        """Return the claims that `next_to_save` has not returned, the least recently used first."""
+        claims = self.regions.claims()
+        self._saved &= set(claims)
+        return [claim for claim in claims if claim not in self._saved and self._is_parked(claim)]
+
+    def _is_parked(self, claim: Claim) -> bool:
+        """Whether a claim has rows."""
+        return self.regions.region_of(claim) is not None and len(self.regions.packed_of(claim)) > 0
 
     def _forget(self, claim: Claim) -> None:
         self.regions.release(self.regions.leave(claim))

@@ -66,7 +66,7 @@ class RegionView(Generic[_Session]):
 
 @dataclass(slots=True)
 class _Parked:
-    """tokens: packed; those whose K/V is valid."""
+    """tokens: packed; those whose K/V is valid; none where it goes with its last pin."""
 
     region: int
     tokens: bytes
@@ -186,6 +186,17 @@ class Regions(Generic[_Session]):
         self._leaving.add(region)
         return region
 
+    def drop(self, claim: Claim) -> None:
+        """Keep nothing of a claim: its region is free now or, where it has pins, with the last of them.
+
+        Nothing is found there meanwhile. ValueError for a stale one.
+        """
+        parked = self._named(claim)
+        if parked.pins:
+            parked.tokens = b""
+        else:
+            self._free.append(self._evict(claim))
+
     def withdraw(self, session: _Session) -> int:
         """Take a session's region back and keep nothing, but let nobody have it until it is released.
 
@@ -214,6 +225,8 @@ class Regions(Generic[_Session]):
         if not parked.pins:
             raise ValueError(f"claim {claim} has no pin")
         parked.pins -= 1
+        if not (parked.pins or parked.tokens):
+            self._free.append(self._evict(claim))
 
     def touch(self, claim: Claim) -> None:
         """Count this as the claim's last use. ValueError for a stale one."""
