@@ -104,7 +104,7 @@ def test_values_reach_their_fields(settings_file: Path) -> None:
     [
         ("[server]\nlistn = 'x:1'", "server.listn is not a setting; did you mean server.listen?"),
         ("[sever]\nlisten = 'x:1'", "sever is not a setting; did you mean server?"),
-        ("[engine]\nzzz = 1", "engine.zzz is not a setting; known here: chunk_rows, threads"),
+        ("[engine]\nzzz = 1", "engine.zzz is not a setting; known here: chunk_rows, gap_ms, threads"),
         ("[[models]]\nid = 'a'\npath = 'b'\ncontxt = 1", "models[0].contxt is not a setting; did you mean"),
     ],
 )

@@ -133,10 +133,14 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """`[engine]`: how steps are run. threads 0: the cores this process may use."""
+    """`[engine]`: how steps are run. threads 0: the cores this process may use.
+
+    chunk_rows: most rows of prompts in a step. gap_ms: between two tokens of a stream; 0: whatever it is.
+    """
 
     threads: int = field(default=0, metadata=_checked(_within(0, 1024)))
     chunk_rows: int = field(default=256, metadata=_checked(_within(1, 65536)))
+    gap_ms: float = field(default=60.0, metadata=_checked(_within(0, 60_000)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import pytest
 
 import contest
 import device_throughput
+import gaps
 import switching
 import switching_tables
 import table
@@ -110,6 +111,13 @@ def test_a_side_that_fails_is_told() -> None:
         pytest.raises(SystemExit, match="ended in prefill, with code 1"),
     ):
         side.ask("prefill", prompt=[1])
+
+
+def test_gaps_are_measured_while_a_prompt_is_read(tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path / "tiny.gguf", context=2048)
+    times, first = gaps.measure(path, 1.0, prompt=500, streams=2, context=2048)
+    assert all(0 <= gap < first for gap in times)
+    assert len(times) > 10
 
 
 def test_a_profile_is_printed(model: Path) -> None:

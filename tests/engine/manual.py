@@ -24,6 +24,7 @@ from tierd.core import Batch, Request
 from tierd.engine import fallbacks, ledger, loop, runner, switch
 from tierd.engine.dance import Dance
 from tierd.engine.messages import Load, LoadDone, Message, StepDone, Submit
+from tierd.engine.pace import Paces
 from tierd.engine.runner import Device
 from tierd.engine.turns import Turns
 from tierd.errors import DeviceError, DeviceLostError
@@ -104,9 +105,10 @@ class BoardExecutor(NullExecutor):
 class ManualDevice(Device):
     """Does what it was given when it is told to."""
 
-    def __init__(self, name: str, inbox: SimpleQueue[Message]) -> None:
+    def __init__(self, name: str, inbox: SimpleQueue[Message], gap: float) -> None:
         self.name = name
         self.turns = Turns()
+        self.paces = Paces(gap)
         self._inbox = inbox
         self._work = SimpleQueue()
 

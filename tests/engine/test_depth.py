@@ -26,6 +26,7 @@ from tierd.core import (
     TokenMask,
 )
 from tierd.engine.flights import Flight, flights
+from tierd.engine.pace import Allowance
 from tierd.engine.scheduler import choose_rows, leave
 from tierd.slot import Slot
 
@@ -122,7 +123,7 @@ def test_nothing_is_fed_ahead_that_cannot_be() -> None:
         last: Flight(3, 1, 0), penalised: Flight(3, 1, 1), free: Flight(3, 1, 2), paused: Flight(3, 1, 3)
     }  # fmt: skip
     paused.paused = True
-    assert choose_rows(flights(slot), 16, 256) == [(free, 1)]
+    assert choose_rows(flights(slot), Allowance(16), 256) == [(free, 1)]
     step = begin(slot)
     assert step is not None
     assert [(chunk.tokens, chunk.start) for chunk in step.batch.chunks] == [((-3,), 3)]

@@ -266,7 +266,7 @@ class Loop:
         ready = {slot.id: slot for slot in here if slot.has_room and slot.serves and slot.has_work}
         while order := device.turns.order(ready):
             slot = ready[order[0]]
-            step = schedule(slot)
+            step = schedule(slot, device.paces.allowance(slot, here))
             if step is not None:
                 self._submit_step(device, slot, step)
             if step is None or not slot.has_room:
@@ -327,7 +327,7 @@ class Loop:
         self._everyone[slot] = None
         name = slot.executor.name
         if name not in self._devices:
-            self._devices[name] = Device(name, self._inbox)
+            self._devices[name] = Device(name, self._inbox, self._settings.engine.gap_ms / 1000)
         self._devices[name].turns.enter(slot.id, slot.settings.weight)
 
     def _handle(self, message: Message) -> None:
@@ -347,7 +347,10 @@ class Loop:
                 if request_id in self._live:
                     self.end(*self._live[request_id], FailedEvent(error))
             case StepDone(slot, step, result, seconds):
-                self._devices[slot.executor.name].turns.end(slot.id, seconds)
+                device = self._devices[slot.executor.name]
+                device.turns.end(slot.id, seconds)
+                if not isinstance(result, Exception):
+                    device.paces.note(slot, step, seconds)
                 self._everyone[slot] = self._everyone.pop(slot)
                 settle(slot, step, failed=isinstance(result, Exception))
                 self._fallbacks.guests_done(slot, step, failed=isinstance(result, Exception))
@@ -584,6 +587,7 @@ class Loop:
         for each in both:
             self._everyone.pop(each, None)
             self._devices[each.executor.name].turns.leave(each.id)
+            self._devices[each.executor.name].paces.forget(each)
         self._dance.forget(slot)
         self._fallbacks.forget(slot)
         self._ledger.forget(slot.id)

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 
 from tierd.backends.protocol import Result
 from tierd.engine.messages import Message, MoveDone, StepDone
+from tierd.engine.pace import Paces
 from tierd.engine.turns import Turns
 from tierd.kv.moves import Move, Slice
 from tierd.slot import Slot, Step
@@ -20,12 +21,13 @@ LATE_S = 0.002
 class Device:
     """Runs the steps of all slots of one device, and slices of moves of rows, in the order they come.
 
-    turns: who may give it the next one.
+    turns: who may give it the next one. paces: how much may be in it; gap: see there.
     """
 
-    def __init__(self, name: str, inbox: SimpleQueue[Message]) -> None:
+    def __init__(self, name: str, inbox: SimpleQueue[Message], gap: float = 0.0) -> None:
         self.name = name
         self.turns = Turns()
+        self.paces = Paces(gap)
         self._inbox = inbox
         self._work: SimpleQueue[Callable[[], Message] | None] = SimpleQueue()
         # A daemon: a hung device must not keep the process from ending.

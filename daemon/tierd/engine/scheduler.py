@@ -2,7 +2,7 @@
 
 First come, first served: a request is admitted once its home has the pages for it, and one that waits is not
 overtaken. What is kept of its prompt is not fed again. Every step holds one row for each stream that
-generates and up to `chunk_rows` rows of prompts, oldest stream first: one pass over the weights for all.
+generates and as many rows of prompts as are allowed, oldest stream first: one pass over the weights for all.
 
 An executor that draws tokens is given a step before the last one is done. Its rows then refer to tokens that
 nobody has seen yet. A row that turns out to have been fed something else than what became of its stream is
@@ -30,14 +30,16 @@ from tierd.core import (
     Usage,
 )
 from tierd.engine.flights import Flight, counting, flights
+from tierd.engine.pace import Allowance
 from tierd.engine.sampler import awaits_text, draw
 from tierd.slot import Slot, Step
 
 
-def schedule(slot: Slot) -> Step | None:
+def schedule(slot: Slot, allowance: Allowance | None = None) -> Step | None:
     """Admit who fits, choose rows, take the pages they fill. None when nobody has work.
 
-    The executor must have room for another step: `slot.has_room`.
+    allowance: of prompts; None: all that a step holds. The executor must have room for another step:
+    `slot.has_room`.
     """
     admit_all(slot)
     there = {
@@ -46,10 +48,9 @@ def schedule(slot: Slot) -> Step | None:
         if sequence.following is None or _may_draw(slot, sequence.following)
     }
     guests = (slot.guests.popleft(),) if slot.guests else ()
-    taken = sum(len(guest.chunk.tokens) for guest in guests)
-    rows = choose_rows(
-        there, slot.chunk_rows - taken, slot.home.most, whole=not slot.executor.prefill_continues
-    )
+    allowance = allowance or Allowance(slot.chunk_rows)
+    allowance.rows -= sum(len(guest.chunk.tokens) for guest in guests)
+    rows = choose_rows(there, allowance, slot.home.most, whole=not slot.executor.prefill_continues)
     if not rows and not guests:
         return None
     sequences = tuple(sequence for sequence, _ in rows)
@@ -95,11 +96,11 @@ def admit(slot: Slot) -> None:
 
 
 def choose_rows(
-    running: Mapping[Sequence, Flight], chunk_rows: int, most: int, *, whole: bool = False
+    running: Mapping[Sequence, Flight], allowance: Allowance, most: int, *, whole: bool = False
 ) -> list[tuple[Sequence, int]]:
-    """Return (sequence, number of rows) for the next step, in the order of `running`. Pure.
+    """Return (sequence, number of rows) for the next step, in the order of `running`. Spends the allowance.
 
-    Who generates gets a row in every step, whoever prefills. Prompts share `chunk_rows` oldest first, so
+    Who generates gets a row in every step, whoever prefills. Prompts share the allowance oldest first, so
     each of them is done after the rows of those before it and its own, whatever comes later. So do streams
     whose rows are lost, with all their tokens. most: positions that a stream can have. whole: prompts are fed
     in one piece, when there is room for it.
@@ -116,9 +117,7 @@ def choose_rows(
         left = min(len(sequence.tokens), most) - there
         if left == 1 and sequence.generated:
             rows.append((sequence, 1))
-        elif left and chunk_rows and not (whole and left > chunk_rows):
-            count = min(left, chunk_rows)
-            chunk_rows -= count
+        elif left and not (whole and left > allowance.rows) and (count := allowance.take(there, left)):
             rows.append((sequence, count))
     return rows
 
