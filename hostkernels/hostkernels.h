@@ -30,7 +30,7 @@
 #endif
 
 /* cffi: begin */
-enum { HK_ABI_VERSION = 8 }; /* the Python side refuses a library of another */
+enum { HK_ABI_VERSION = 9 }; /* the Python side refuses a library of another */
 
 enum {
     HK_BLOCK = 32,   /* columns quantised together */
@@ -179,7 +179,7 @@ enum hk_op_kind {
     HK_OP_ATTENTION = 7,  /* src (Q) -> out over `store`; heads, head_size, scale, window */
     HK_OP_GATE = 8,       /* out (float or quantised) = activation(src) * src2 */
     HK_OP_ADD = 9,        /* out = src + src2 */
-    HK_OP_SELECT = 10     /* out = the rows of src whose logits are wanted */
+    HK_OP_SELECT = 10     /* out = the selected rows of src */
 };
 
 enum hk_activation { HK_SILU = 0, HK_GELU = 1 };
@@ -187,13 +187,15 @@ enum hk_activation { HK_SILU = 0, HK_GELU = 1 };
 enum hk_buffer_kind {
     HK_BUFFER_FLOAT = 0,
     HK_BUFFER_QUANTISED = 1,
-    HK_BUFFER_LOGITS = 2     /* the step's own `logits`, dense */
+    HK_BUFFER_LOGITS = 2,    /* the step's own `logits`, dense */
+    HK_BUFFER_HIDDEN = 3     /* the step's own `hidden` */
 };
 
 typedef struct hk_op {
     int32_t kind;
     int32_t wait;       /* nonzero: starts only when every thread has finished the ops before */
     int32_t selected;   /* nonzero: works on the selected rows, not on all rows of the batch */
+    int32_t scored;     /* nonzero: only on those of them whose logits are wanted */
     int32_t src;        /* buffers, weights, vectors, ropes and stores are indices, or -1 */
     int32_t src2;
     int32_t out;
@@ -262,9 +264,11 @@ typedef struct hk_step {
     const int32_t *sequences;    /* (rows) row of `pages` */
     const int32_t *pages;        /* (sequences, page_columns) page ids */
     int32_t page_columns;
-    int32_t selected;            /* rows whose logits are wanted */
+    int32_t selected;            /* rows whose logits or hidden states are wanted */
+    int32_t scored;              /* the first of them: those whose logits are */
     const int32_t *selection;    /* (selected) row indices */
-    float *logits;               /* (selected, vocabulary) */
+    float *hidden;               /* (selected, whole blocks of HK_BLOCK); zeros behind its width, 64-byte aligned */
+    float *logits;               /* (scored, vocabulary) */
 } hk_step;
 
 typedef struct hk_model hk_model;

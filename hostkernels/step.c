@@ -81,6 +81,8 @@ static bool create_buffer(buffer *self, const hk_buffer *spec, int64_t max_rows)
         return true;
     }
     self->stride = blocks * HK_BLOCK;
+    if (spec->kind == HK_BUFFER_HIDDEN)
+        return true;
     if (spec->kind == HK_BUFFER_FLOAT)
         return (self->x = zeroed(max_rows * self->stride, sizeof *self->x)) != NULL;
     self->q = zeroed(max_rows * self->stride, sizeof *self->q);
@@ -172,6 +174,8 @@ void hk_model_destroy(hk_model *self)
 static float *float_rows(const hk_model *model, int32_t id)
 {
     const buffer *self = &model->buffers[id];
+    if (self->kind == HK_BUFFER_HIDDEN)
+        return model->step->hidden;
     return self->kind == HK_BUFFER_LOGITS ? model->step->logits : self->x;
 }
 
@@ -279,7 +283,7 @@ static void matmul_groups(const hk_weight *weight, const hk_activations *act, co
 static hk_activations activations_of(const hk_model *model, int32_t id)
 {
     const buffer *self = &model->buffers[id];
-    return (hk_activations){hk_blocks(self->width), self->q, self->scale, self->x, self->stride};
+    return (hk_activations){hk_blocks(self->width), self->q, self->scale, float_rows(model, id), self->stride};
 }
 
 static void run_matmul(const hk_model *model, const hk_op *op, int64_t rows, int part, int parts)
@@ -426,7 +430,8 @@ static void run_select(const hk_model *model, const hk_op *op, int part, int par
 
 static void run_op(const hk_model *model, const hk_op *op, int part, int parts)
 {
-    const int64_t rows = op->selected ? model->step->selected : model->step->rows;
+    const hk_step *step = model->step;
+    const int64_t rows = op->scored ? step->scored : op->selected ? step->selected : step->rows;
     switch ((enum hk_op_kind)op->kind) {
     case HK_OP_EMBED: run_embed(model, op, rows, part, parts); break;
     case HK_OP_NORM: run_norm(model, op, rows, part, parts); break;

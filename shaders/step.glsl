@@ -7,7 +7,7 @@
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Step {
     uint rows;      // rows of the step
-    uint selected;  // rows whose logits are wanted
+    uint selected;  // rows of which something is wanted
     uint reserved0;
     uint reserved1;
     ivec4 row[];    // token, position, region, unused; a token below 0 is sampled[-1 - token]

@@ -361,17 +361,21 @@ class Chunk:
     stands for what the executor draws for row -1 - id of the batch before, in the order of its logits.
     pages: the sequence's page table; covers position start + len(tokens) - 1.
     logit_rows: offsets within `tokens` whose logits are wanted, ascending; often just the last.
+    hidden_rows: those, of the others, whose hidden states are wanted: what the classifier would read.
     """
 
     tokens: Ordered[int]
     start: int
     pages: Ordered[int]
     logit_rows: tuple[int, ...] = ()
+    hidden_rows: Ordered[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One pass over the weights. Logits come back in the order of chunks, then of `logit_rows`.
+
+    So do hidden states, in that of `hidden_rows`.
 
     draws: for each of these rows how to pick a token, for executors that do; () to have logits only.
     """
@@ -388,6 +392,11 @@ class Batch:
     def logit_rows(self) -> int:
         """Number of rows whose logits come back."""
         return sum(len(chunk.logit_rows) for chunk in self.chunks)
+
+    @property
+    def hidden_rows(self) -> int:
+        """Number of rows whose hidden states come back."""
+        return sum(len(chunk.hidden_rows) for chunk in self.chunks)
 
 
 class PassReason(enum.StrEnum):

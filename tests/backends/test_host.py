@@ -240,7 +240,7 @@ def _in_chunks(
         (Chunk([301], 0, [3]), "token id"),
         (Chunk([-1], 0, [3]), "token id"),
         (Chunk([1], 0, [40]), "page id"),
-        (Chunk([1], 0, [3], (1,)), "logits of row 1"),
+        (Chunk([1], 0, [3], (1,)), "row 1 is wanted"),
         (Chunk([1] * 257, 0, [0, 1, 2, 3, 4]), "257 rows"),
         (Chunk([], 0, [0]), "0 rows"),
     ],

@@ -45,7 +45,7 @@ def test_a_page_that_two_sequences_own_shows() -> None:
         (Chunk((1, 2, 3, 4, 5), 0, (0,)), "positions 0 to 4 are not covered by 1 pages"),
         (Chunk((1,), -1, (0,)), "positions -1 to -1 are not covered"),
         (Chunk((258,), 0, (0,)), "token 258 does not exist"),
-        (Chunk((1,), 0, (0,), (1,)), "logit rows"),
+        (Chunk((1,), 0, (0,), (1,)), "row 1 is wanted"),
         (Chunk((1,), 3, (1,), (0,)), "position 0 was never fed"),
         (Chunk((), 0, (0,)), "a batch of 0 rows"),
         (Chunk((1,) * 9, 0, (0, 1, 2)), "a batch of 9 rows; 1 to 8 are possible"),

@@ -70,7 +70,16 @@ def null_slot(
     return Slot(
         settings=settings,
         limits=limits or LimitsSettings(),
-        plan=Plan("null", (), {"logits": tokenizer.vocabulary}, (), "logits", tokenizer.vocabulary, 4096),
+        plan=Plan(
+            "null",
+            (),
+            {"hidden": executor.width, "logits": tokenizer.vocabulary},
+            (),
+            "hidden",
+            "logits",
+            tokenizer.vocabulary,
+            4096,
+        ),
         tokenizer=tokenizer,  # type: ignore[arg-type]
         renderer=None,
         home=PagedHome(executor, model=settings.id, origin=origin, bank=bank, prefix_cache=prefix_cache),

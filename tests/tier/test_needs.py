@@ -63,7 +63,7 @@ def test_what_steps_compute_with_is_one_piece(path: Path) -> None:
 
 
 def test_what_the_host_sees_counts_where_it_lies_in_the_devices_memory(path: Path) -> None:
-    """Rows of logits that are read back, and what rows of K/V go through, each way: 256 bytes a position."""
+    """Logits and hidden states that are read back, and what rows of K/V go through: 256 bytes a position."""
     needed = []
     for facts in (devices.NVIDIA, devices.INTEL_ARC, devices.INTEL_INTEGRATED, devices.LLVMPIPE):
         want = Want(mode="auto", regions=3, streams=3, max_rows=1)
@@ -72,8 +72,8 @@ def test_what_the_host_sees_counts_where_it_lies_in_the_devices_memory(path: Pat
         needed.append((need.bytes_at(64), need.bytes_at(1 << 16)))
     own, discrete, integrated, software = needed
     assert own == discrete
-    logits = SEATS * (3 * VOCABULARY * 4 + picked_bytes(3))
-    assert integrated == software == (own[0] + logits + 2 * 64 * 256, own[1] + logits + 2 * MOVE_BYTES)
+    read = SEATS * (3 * VOCABULARY * 4 + picked_bytes(3) + WIDTH * 4)
+    assert integrated == software == (own[0] + read + 2 * 64 * 256, own[1] + read + 2 * MOVE_BYTES)
 
 
 def test_matrices_with_more_rows_than_a_grid_has_groups_are_declined(path: Path) -> None:

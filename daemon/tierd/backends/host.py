@@ -18,7 +18,8 @@ from tierd.backends import library
 from tierd.backends.lowering import Lowering, row_stores
 from tierd.backends.moves import check_move, row_bytes
 from tierd.backends.profile import StepProfile, name_ops
-from tierd.backends.protocol import Logits, LogitsResult
+from tierd.backends.protocol import Hidden, Logits, LogitsResult
+from tierd.backends.selection import select
 from tierd.backends.shaping import floats, shapes
 from tierd.core import Batch
 from tierd.errors import ExecutorError, ModelError
@@ -30,7 +31,7 @@ from tierd.progress import Progress
 PAGE_POSITIONS = 64
 # Of one value in a step: four as a float, one quantised, and its share of the block's scale and sums.
 _BUFFER_BYTES = 6
-_LOGIT_BYTES = 4
+_FLOAT_BYTES = 4
 
 
 def usable_cores() -> int:
@@ -86,7 +87,7 @@ def step_bytes(plan: Plan, max_rows: int, logit_rows: int) -> int:
     _, lib = library.load()
     block = int(lib.HK_BLOCK)
     blocks = sum(-(-width // block) for name, width in plan.buffers.items() if name != plan.logits)
-    return max_rows * blocks * block * _BUFFER_BYTES + logit_rows * plan.vocabulary * _LOGIT_BYTES
+    return max_rows * blocks * block * _BUFFER_BYTES + logit_rows * plan.vocabulary * _FLOAT_BYTES
 
 
 def compile_plan(
@@ -209,6 +210,8 @@ class HostExecutor:
         self._selection = np.zeros(max_rows, np.int32)
         self._page_tables = np.zeros((0, 0), np.int32)
         self._logits: Logits = np.empty((0, plan.vocabulary), np.float32)
+        self._width = lowering.hidden
+        self._hidden = self._hidden_states(0)
         self._step = self._ffi.new("hk_step *")
         self._submitted = Batch(())
 
@@ -259,7 +262,7 @@ class HostExecutor:
 
     def collect(self) -> LogitsResult:
         """See `Executor.collect`. Raises ExecutorError for what would lead the kernels astray."""
-        return LogitsResult(self.run(self._submitted))
+        return LogitsResult(self.run(self._submitted), hidden=self.hidden(self._submitted))
 
     def run(self, batch: Batch) -> Logits:
         """Submit a batch and collect it: its logits, shape (batch.logit_rows, vocabulary)."""
@@ -319,6 +322,10 @@ class HostExecutor:
         """Return the logits of a batch that was loaded and run."""
         return self._logits[: batch.logit_rows]
 
+    def hidden(self, batch: Batch) -> Hidden:
+        """Return the hidden states of a batch that was loaded and run."""
+        return self._hidden[batch.logit_rows : batch.logit_rows + batch.hidden_rows, : self._width]
+
     @property
     def op_count(self) -> int:
         """How many ops a step has."""
@@ -335,9 +342,14 @@ class HostExecutor:
 
     def load(self, batch: Batch) -> None:
         """Set the step up for a batch. Raises ExecutorError for what would lead the kernels astray."""
+        scored, hidden = select(batch)
         page_tables = self._page_tables = self._load_rows(batch)
-        if len(self._logits) < batch.logit_rows:
-            self._logits = np.empty((batch.logit_rows, self.vocabulary), np.float32)
+        selected = len(scored) + len(hidden)
+        self._selection[:selected] = (*scored, *hidden)
+        if len(self._logits) < len(scored):
+            self._logits = np.empty((len(scored), self.vocabulary), np.float32)
+        if len(self._hidden) < selected:
+            self._hidden = self._hidden_states(selected)
         step = self._step
         step.rows = batch.rows
         step.tokens = library.pointer(self._tokens, "int32_t *")
@@ -345,9 +357,18 @@ class HostExecutor:
         step.sequences = library.pointer(self._sequences, "int32_t *")
         step.pages = library.pointer(page_tables, "int32_t *")
         step.page_columns = page_tables.shape[1]
-        step.selected = batch.logit_rows
+        step.selected, step.scored = selected, len(scored)
         step.selection = library.pointer(self._selection, "int32_t *")
+        step.hidden = library.pointer(self._hidden, "float *")
         step.logits = library.pointer(self._logits, "float *")
+
+    def _hidden_states(self, rows: int) -> Hidden:
+        """Return room for so many hidden states in whole blocks, zeros."""
+        block = int(self._lib.HK_BLOCK)
+        stride = -(-self._width // block) * block
+        states = library.aligned_empty(rows * stride * _FLOAT_BYTES).view(np.float32).reshape(rows, stride)
+        states.fill(0)
+        return states
 
     def _load_rows(self, batch: Batch) -> npt.NDArray[np.int32]:
         """Write the batch's rows into the step's arrays and return the page tables.
@@ -360,7 +381,7 @@ class HostExecutor:
             raise ExecutorError(f"a step of {batch.rows} rows; 1 to {self.max_rows} are possible")
         columns = max(len(chunk.pages) for chunk in batch.chunks)
         page_tables = np.zeros((len(batch.chunks), max(columns, 1)), np.int32)
-        row = wanted = 0
+        row = 0
         for number, chunk in enumerate(batch.chunks):
             end = row + len(chunk.tokens)
             if chunk.start < 0 or (chunk.start + len(chunk.tokens)) > len(chunk.pages) * PAGE_POSITIONS:
@@ -372,11 +393,6 @@ class HostExecutor:
             self._positions[row:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
             self._sequences[row:end] = number
             page_tables[number, : len(chunk.pages)] = chunk.pages
-            for offset in chunk.logit_rows:
-                if not 0 <= offset < len(chunk.tokens):
-                    raise ExecutorError(f"logits of row {offset} in a chunk of {len(chunk.tokens)}")
-                self._selection[wanted] = row + offset
-                wanted += 1
             row = end
         _check_ids("token", self._tokens[:row], self._token_ids)
         _check_ids("page", page_tables, self.pages)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tierd.errors import TierdError
 
-_ABI_VERSION = 8
+_ABI_VERSION = 9
 _LIBRARY = "libhostkernels.so"
 LEVELS = ("portable", "avx2", "avx512vnni")  # in ascending order; a machine may lack the upper ones
 _HEADER = "hostkernels.h"

@@ -95,7 +95,7 @@ class Lowering:
     """The kernels' ops of one plan, and what their numbers stand for.
 
     ops: fields of `hk_op`. buffers, weights, vectors, ropes: names by number. widths: of the buffers.
-    token_ids: how many ids there are embeddings for.
+    token_ids: how many ids there are embeddings for. hidden: the width of a hidden state.
     """
 
     def __init__(self, plan: Plan, file: GGUFFile, codec: KVCodec) -> None:
@@ -111,19 +111,23 @@ class Lowering:
         self.ropes = Names()
         self.stores = row_stores(plan, codec)
         self.token_ids = 2**31
+        self.hidden = plan.buffers[plan.hidden]
         self._store_of_layer = {store.layer: index for index, store in enumerate(self.stores)}
         self._fresh: set[Hashable] = set()  # quantised forms and tables that are up to date
-        self._selected = False
+        self._selected = self._scored = False
         self._read: set[Hashable] = set()  # since the last wait
         self._written: set[Hashable] = set()
         index = 0
         while index < len(plan.ops):
             index += self._fuse(index) or self._lower(index)
+            self._scored |= operands(plan.ops[index - 1])[1] == plan.hidden
 
     def kind_of(self, name: Hashable) -> int:
         """Return the kernels' kind of a buffer."""
         if isinstance(name, _Quantised):
             return int(self._lib.HK_BUFFER_QUANTISED)
+        if name == self._plan.hidden:
+            return int(self._lib.HK_BUFFER_HIDDEN)
         return int(self._lib.HK_BUFFER_LOGITS if name == self._plan.logits else self._lib.HK_BUFFER_FLOAT)
 
     def _fuse(self, index: int) -> int:
@@ -211,7 +215,7 @@ class Lowering:
         readers = list(self._readers(index + 1, out))
         quantised = (
             readers
-            and out != self._plan.logits
+            and out not in (self._plan.hidden, self._plan.logits)
             and all(isinstance(op, MatMul) and self._is_quantised(op.weight) for op in readers)
         )
         return _Quantised(out) if quantised else out
@@ -249,6 +253,7 @@ class Lowering:
             kind=getattr(self._lib, f"HK_OP_{kind}"),
             wait=wait,
             selected=self._selected,
+            scored=self._scored,
             out=-1 if isinstance(writes, _Stored) else self._buffer(writes),
             **fields,
         )

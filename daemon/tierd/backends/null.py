@@ -1,7 +1,8 @@
 """A deterministic fake device: no weights, but K/V pages that are written and read back.
 
-The logits of a row are a hash of its sequence's tokens as they lie in its pages. So a page that is
-lost, shared by mistake, or written at the wrong place changes what comes out, as it would in a model.
+The logits and the hidden state of a row are a hash of its sequence's tokens as they lie in its pages. So a
+page that is lost, shared by mistake, or written at the wrong place changes what comes out, as it would in a
+model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy.typing as npt
 
 from tierd.backends.moves import check_move
 from tierd.backends.picking import check_draws, pick
-from tierd.backends.protocol import Executor, Logits, LogitsResult
+from tierd.backends.protocol import Executor, Hidden, Logits, LogitsResult
+from tierd.backends.selection import select
 from tierd.core import Batch, Chunk, Draw
 from tierd.errors import ExecutorError
 from tierd.models.formats import KVCodec
@@ -28,7 +30,7 @@ _EMPTY = -1
 _JUNK = -2  # of a failed step, or in the place of a token that was not drawn
 _ROW_BYTES = 8
 
-_Outcome = tuple[Logits, tuple[int | None, ...]] | BaseException
+_Outcome = tuple[Logits, tuple[int | None, ...], Hidden] | BaseException
 
 
 class NullExecutor:
@@ -39,6 +41,7 @@ class NullExecutor:
     before_step: called with each batch before it runs, in `collect` or in a move of rows that goes behind it;
     may wait, and may raise to play a fault.
     prefill_continues, rewinds: see Executor; where one is False, what that rules out is a fault.
+    width: of a hidden state.
 
     It has one layer, in which a row is its token.
     """
@@ -54,6 +57,7 @@ class NullExecutor:
         page_bytes: int = 0,
         max_rows: int = 64,
         vocabulary: int = 258,
+        width: int = 8,
         depth: int = 1,
         before_step: Callable[[Batch], None] | None = None,
         prefill_continues: bool = True,
@@ -65,6 +69,7 @@ class NullExecutor:
         self.page_bytes = page_bytes
         self.max_rows = max_rows
         self.vocabulary = vocabulary
+        self.width = width
         self.depth = depth
         self.prefill_continues = prefill_continues
         self.rewinds = rewinds
@@ -75,7 +80,7 @@ class NullExecutor:
         self._results: deque[_Outcome] = deque()  # of those of them that have run
         self._previous = Batch(())  # submitted last
         self._drawn: tuple[int | None, ...] = ()  # for the rows of the step that ran last
-        self._valid: deque[Logits] = deque()  # results that may still be looked at
+        self._valid: deque[tuple[Logits, Hidden]] = deque()  # results that may still be looked at
         self._closed = False
 
     def submit(self, batch: Batch) -> None:
@@ -98,18 +103,19 @@ class NullExecutor:
         self._submitted.popleft()
         result = self._results.popleft()
         if len(self._valid) == self.depth:
-            self._valid.popleft().fill(np.nan)
+            for rows in self._valid.popleft():
+                rows.fill(np.nan)
         if isinstance(result, BaseException):
             raise result
-        logits, drawn = result
-        self._valid.append(logits)
-        return LogitsResult(logits, drawn)
+        logits, drawn, hidden = result
+        self._valid.append((logits, hidden))
+        return LogitsResult(logits, drawn, hidden)
 
     def run(self, batch: Batch) -> Logits:
         """Submit a batch and collect it: its logits, shape (batch.logit_rows, vocabulary)."""
         self.submit(batch)
         self.collect()
-        return self._valid[-1]
+        return self._valid[-1][0]
 
     def copy_rows(self, source: int, target: int, positions: int) -> None:
         """Copy the tokens that stand for the rows. Rows that were never fed are a fault."""
@@ -166,6 +172,7 @@ class NullExecutor:
         if not 0 < batch.rows <= self.max_rows:
             raise ExecutorError(f"a batch of {batch.rows} rows; 1 to {self.max_rows} are possible")
         check_draws(batch, self.vocabulary)
+        select(batch)
         for chunk in batch.chunks:
             end = chunk.start + len(chunk.tokens)
             if chunk.start < 0 or end > len(chunk.pages) * self.page_positions:
@@ -175,8 +182,6 @@ class NullExecutor:
             for page in chunk.pages:
                 self._check_page(page)
             self._check_tokens(chunk)
-            if any(not 0 <= offset < len(chunk.tokens) for offset in chunk.logit_rows):
-                raise ExecutorError(f"logit rows {chunk.logit_rows} of a chunk of {len(chunk.tokens)} tokens")
             self._check_order(chunk)
 
     def _check_order(self, chunk: Chunk) -> None:
@@ -212,7 +217,9 @@ class NullExecutor:
         try:
             if self._before_step is not None:
                 self._before_step(batch)
-            logits = self._logits(batch, drawn)
+            self._feed(batch, drawn)
+            logits = self._rows(batch, [chunk.logit_rows for chunk in batch.chunks], self.vocabulary)
+            hidden = self._rows(batch, [chunk.hidden_rows for chunk in batch.chunks], self.width)
         except BaseException as error:
             for chunk in batch.chunks:
                 self._store(replace(chunk, tokens=(_JUNK,) * len(chunk.tokens)))
@@ -220,15 +227,22 @@ class NullExecutor:
             return
         if self.depth > 1:
             self._drawn = tuple(map(_draw, batch.draws, logits))
-        self._results.append((logits, self._drawn))
+        self._results.append((logits, self._drawn, hidden))
 
-    def _logits(self, batch: Batch, drawn: tuple[int | None, ...]) -> Logits:
+    def _feed(self, batch: Batch, drawn: tuple[int | None, ...]) -> None:
         """Feed a batch whose tokens below 0 stand for what was drawn."""
         for chunk in batch.chunks:
             tokens = [token if token >= 0 else drawn[-1 - token] for token in chunk.tokens]
             self._store(replace(chunk, tokens=[_JUNK if token is None else token for token in tokens]))
-        rows = [self._row(chunk, offset) for chunk in batch.chunks for offset in chunk.logit_rows]
-        return np.array(rows, dtype=np.float32).reshape(len(rows), self.vocabulary)
+
+    def _rows(self, batch: Batch, wanted: Sequence[Sequence[int]], width: int) -> npt.NDArray[np.float32]:
+        """Return what comes of rows: of each chunk, those at the offsets that are wanted."""
+        rows = [
+            self._row(chunk, offset, width)
+            for chunk, offsets in zip(batch.chunks, wanted, strict=True)
+            for offset in offsets
+        ]
+        return np.array(rows, dtype=np.float32).reshape(len(rows), width)
 
     def _writes(self, chunk: Chunk, page: int, positions: int) -> bool:
         """Whether a chunk writes any of a page's first positions."""
@@ -244,14 +258,14 @@ class NullExecutor:
             page = chunk.pages[position // self.page_positions]
             self._tokens[page, position % self.page_positions] = token
 
-    def _row(self, chunk: Chunk, offset: int) -> npt.NDArray[np.float32]:
+    def _row(self, chunk: Chunk, offset: int, width: int) -> npt.NDArray[np.float32]:
         length = chunk.start + offset + 1
         history = self._tokens[list(chunk.pages)].reshape(-1)[:length]
         if (history == _EMPTY).any():
             raise ExecutorError(f"position {int(np.argmax(history == _EMPTY))} was never fed")
         digest = hashlib.blake2b(history.tobytes(), digest_size=16).digest()
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
-        return generator.random(self.vocabulary, dtype=np.float32)
+        return generator.random(width, dtype=np.float32)
 
 
 def _draw(draw: Draw, logits: Logits) -> int | None:
@@ -300,7 +314,7 @@ class NullBackend:
         max_rows: int,
         progress: Progress | None = None,
     ) -> Executor:
-        """Return an executor that knows of the plan its vocabulary only."""
+        """Return an executor that knows of the plan two widths only: of its logits and its hidden states."""
         return NullExecutor(
             name=self.name,
             pages=pages,
@@ -308,5 +322,6 @@ class NullBackend:
             page_bytes=self.page_bytes(plan, codec),
             max_rows=max_rows,
             vocabulary=plan.vocabulary,
+            width=plan.buffers[plan.hidden],
             before_step=self._before_step,
         )

@@ -23,16 +23,20 @@ from tierd.progress import Progress
 MOVE_BYTES = 8 << 20
 
 Logits = npt.NDArray[np.float32]
+Hidden = npt.NDArray[np.float32]
 
 
 class Result(Protocol):
     """What a step has brought, by rows of logits; valid until `depth` more steps are collected.
 
+    hidden: the hidden states that were wanted, in order, shape (rows, width).
     rows_read: how many rows of logits came back from a device that draws by itself, because it could not draw
-    from them or not tell log-probabilities of them.
+    from them or not tell log-probabilities of them. hidden_read: how many hidden states came back from one.
     """
 
+    hidden: Hidden
     rows_read: int
+    hidden_read: int
 
     def drawn(self, row: int) -> int | None:
         """Return the token that the executor has drawn for a row; None where its logits must be looked at."""
@@ -47,12 +51,18 @@ class Result(Protocol):
         """
 
 
+NO_HIDDEN_STATES: Hidden = np.empty((0, 0), np.float32)
+
+
 class LogitsResult:
     """A result whose logits are all there, shape (rows, vocabulary). drawn: of each row; () when none are."""
 
-    rows_read = 0
+    rows_read = hidden_read = 0
 
-    def __init__(self, logits: Logits, drawn: Ordered[int | None] = ()) -> None:
+    def __init__(
+        self, logits: Logits, drawn: Ordered[int | None] = (), hidden: Hidden = NO_HIDDEN_STATES
+    ) -> None:
+        self.hidden = hidden
         self._logits = logits
         self._drawn = drawn
 

@@ -108,12 +108,15 @@ class PlanBuilder:
         return to
 
     def select_rows(self, src: str, out: str) -> str:
-        """Go on with only the rows whose logits are wanted."""
+        """Go on with only the rows of which something is wanted."""
         self._ops.append(SelectRows(src, self._buffer(out, self._buffers[src])))
         return out
 
-    def finish(self, logits: str) -> Plan:
-        """Return the plan. Raises UnsupportedModelError if the file has a tensor that no op uses."""
+    def finish(self, hidden: str, logits: str) -> Plan:
+        """Return the plan. Raises UnsupportedModelError if the file has a tensor that no op uses.
+
+        hidden: what `logits` are computed from; no other value may have been written there.
+        """
         for name in self._file.tensors:
             if name not in self._used:
                 raise UnsupportedModelError(
@@ -125,6 +128,7 @@ class PlanBuilder:
             ops=tuple(self._ops),
             buffers=self._buffers,
             stores=tuple(self._stores),
+            hidden=hidden,
             logits=logits,
             vocabulary=self._dimensions.vocabulary,
             context=self._dimensions.context,

@@ -2,7 +2,8 @@
 
 A plan that passes has: buffers of the right widths, each written before it is read; weights that exist and
 have the shapes their ops need; every store written once, before it is attended over; no aliasing but
-where an op allows it; nothing but row-wise ops after `SelectRows`; and logits as wide as the vocabulary.
+where an op allows it; nothing but row-wise ops after `SelectRows`; hidden states that are written there,
+once; and logits as wide as the vocabulary.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ class _Checker:
     def check_end(self) -> None:
         self.ensure(self.selected, "no SelectRows has been seen")
         self.ensure(self.plan.context >= 1, f"the context is {self.plan.context}")
+        self.read(self.plan.hidden)
         self.same_width(self.read(self.plan.logits), self.plan.vocabulary)
         for store in self.plan.stores:
             self.ensure(store.layer in self.stored, f"the store of layer {store.layer} was never written")
@@ -159,6 +161,8 @@ class _Checker:
         return width
 
     def write(self, buffer: str) -> None:
+        if buffer == self.plan.hidden:
+            self.ensure(buffer not in self.written, f"writes the hidden states, {buffer}, a second time")
         self.written.add(buffer)
 
     def same_width(self, *widths: int) -> None:

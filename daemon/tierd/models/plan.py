@@ -7,7 +7,8 @@ checked op by op. All ops see `rows` rows of the batch, each row one token of on
     weight     a tensor of the file, by name: (out, in) for matmuls, (vocabulary, width) for embeddings
     store      what a stream keeps between steps: rows of K and V per layer, or a fixed blob
 
-After `SelectRows` the remaining ops see only the rows whose logits are wanted.
+After `SelectRows` the remaining ops see only the rows of which something is wanted; those after the op that
+writes the hidden states, the rows whose logits are.
 `check.check_plan` verifies every shape against the tensors; executors trust a checked plan.
 """
 
@@ -148,7 +149,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class SelectRows:
-    """out = the rows of src whose logits are wanted, in order."""
+    """out = the rows of src whose logits or hidden states are wanted, in that order."""
 
     src: str
     out: str
@@ -162,7 +163,8 @@ class Plan:
     """A model as ops, checked or not; immutable.
 
     buffers: name -> width of every buffer the ops use. stores: what a stream keeps.
-    logits: the buffer that holds the result, shape (wanted rows, vocabulary).
+    hidden: the buffer of the hidden states behind the last norm, which the classifier reads, shape (wanted
+    rows, width). logits: the buffer that holds the result, shape (rows whose logits are wanted, vocabulary).
     context: positions the model was trained for.
     """
 
@@ -170,6 +172,7 @@ class Plan:
     ops: tuple[Op, ...]
     buffers: dict[str, int]
     stores: tuple[Store, ...]
+    hidden: str
     logits: str
     vocabulary: int
     context: int

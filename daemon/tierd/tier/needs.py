@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tierd.backends.resident.draws import draw_bytes, picked_bytes
 from tierd.backends.resident.image_layout import ALIGNMENT
-from tierd.backends.resident.memory import SEATS, Demand, Shape, logits_bytes
+from tierd.backends.resident.memory import SEATS, Demand, Shape, hidden_bytes, logits_bytes
 from tierd.backends.resident.regions import plane_bytes, region_bytes
 from tierd.backends.resident.shapes import shape_bytes
 from tierd.backends.resident.transfers import staged_bytes, table_bytes
@@ -40,7 +40,8 @@ def need_of(want: Want, plan: Plan, demand: Demand) -> Need:
     buffers = len(demand.layout.matrices) + len(demand.ropes) + 2 * len(demand.stores) + _OTHER_BUFFERS
     besides = SEATS * draw_bytes(plan.vocabulary, selected) + buffers * ALIGNMENT
     besides += shape_bytes(demand.stores, codec) + table_bytes(demand.stores)
-    read_back = SEATS * (logits_bytes(plan.vocabulary, selected) + picked_bytes(selected))
+    states = hidden_bytes(plan.buffers[plan.hidden], want.max_rows)
+    read_back = SEATS * (logits_bytes(plan.vocabulary, selected) + picked_bytes(selected) + states)
     on_device = roles_on_device(demand.facts.memory_types, demand.facts.heaps)
 
     def bytes_at(positions: int) -> int:

@@ -160,7 +160,7 @@ def test_rows_of_the_step_before_are_told_apart(q4: GGUFFile, opened: Opener) ->
         (Chunk([-1], 0, [3]), "token ids -1 to -1"),
         (Chunk([1], 0, [8]), "regions \\[8\\]"),
         (Chunk([1], 0, [3, 4]), "regions \\[3, 4\\]"),
-        (Chunk([1], 0, [3], (1,)), "logits of row 1"),
+        (Chunk([1], 0, [3], (1,)), "row 1 is wanted"),
         (Chunk([1] * 33, 0, [0]), "33 rows"),
         (Chunk([], 0, [0]), "0 rows"),
     ],

@@ -101,8 +101,8 @@ def test_splits_change_no_bit(model: Model, monkeypatch: pytest.MonkeyPatch) -> 
     depths: list[int] = []
     groups = Grids.groups
 
-    def noted(grids: Grids, rows: int, selected: int, splits: int) -> np.ndarray:
-        found = groups(grids, rows, selected, splits)
+    def noted(grids: Grids, rows: int, selected: int, scored: int, splits: int) -> np.ndarray:
+        found = groups(grids, rows, selected, scored, splits)
         depths.append(int(found[:, 2].max()))
         return found
 

@@ -34,7 +34,8 @@ def test_a_layer_of_llama_is_nine_ops(tmp_path: Path) -> None:
     layer = ["FusedNorm", "Product", "Heads", "Attend", "Product"]
     layer += ["FusedNorm", "Product", "Gated", "Product"]
     assert _kinds(lowering.body) == ["Lookup", *layer, *layer, *layer[:5]]
-    assert _kinds(lowering.tail) == ["Select", *layer[5:], "FusedNorm", "Product"]
+    assert _kinds(lowering.tail) == ["Select", *layer[5:], "FusedNorm"]
+    assert _kinds(lowering.head) == ["Product"]
     _, _, joined, *_ = lowering.body
     assert isinstance(joined, ops.Product)
     assert joined.matrix.tensors == tuple(f"blk.0.attn_{part}.weight" for part in "qkv")
@@ -65,13 +66,13 @@ def _terms(lowered: list[ops.Op]) -> list[tuple[str, int]]:
 def test_the_classifier_reads_two_terms_others_one(tmp_path: Path) -> None:
     _, lowering = _lower(tiny.write_llama(tmp_path / "m.gguf", format="Q4_1", **WIDE))
     assert {terms for _, terms in _terms(lowering.body)} == {1}
-    assert _terms(lowering.tail)[-2:] == [("FusedNorm", 2), ("Product", 2)]
-    assert {terms for _, terms in _terms(lowering.tail)[:-2]} == {1}
+    assert _terms([*lowering.tail, *lowering.head])[-2:] == [("FusedNorm", 2), ("Product", 2)]
+    assert {terms for _, terms in _terms([*lowering.tail, *lowering.head])[:-2]} == {1}
 
 
 def test_a_classifier_of_floats_reads_floats(tmp_path: Path) -> None:
     _, lowering = _lower(tiny.write_llama(tmp_path / "m.gguf", **WIDE))
-    assert {terms for _, terms in _terms([*lowering.body, *lowering.tail])} == {0}
+    assert {terms for _, terms in _terms([*lowering.body, *lowering.tail, *lowering.head])} == {0}
 
 
 def test_a_buffer_read_in_one_term_and_in_two_is_quantised_for_each(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_buffer_read_in_one_term_and_in_two_is_quantised_for_each(tmp_path: Pa
         lowering = Lowering(
             dataclasses.replace(plan, ops=(*before, other, classifier), buffers=buffers), file
         )
-    assert _terms(lowering.tail)[-5:] == [
+    assert _terms([*lowering.tail, *lowering.head])[-5:] == [
         ("FusedNorm", 0), ("Quantise", 1), ("Product", 1), ("Quantise", 2), ("Product", 2),
     ]  # fmt: skip
 
@@ -93,7 +94,7 @@ def test_a_buffer_read_in_one_term_and_in_two_is_quantised_for_each(tmp_path: Pa
 def test_every_op_of_a_plan_is_in_one_of_the_devices(name: str, tmp_path: Path) -> None:
     plan, lowering = _lower(tiny_variants.write(name, tmp_path))
     count = 0
-    for op in (*lowering.body, *lowering.tail):
+    for op in (*lowering.body, *lowering.tail, *lowering.head):
         match op:
             case ops.FusedNorm():
                 count += (op.norm is not None) + 2 * (op.post is not None)

@@ -141,15 +141,18 @@ def test_every_dispatch_has_its_pipeline_push_and_grid() -> None:
 def programs(request: pytest.FixtureRequest, tmp_path: Path, opened: Opener) -> Iterator[Programs]:
     """The programs of a model for steps of several sizes, with splits, and what is live in each."""
     write, sizes = MODELS[request.param]
-    sizes_of_steps = [(1, 1), (8, 4), (16, 0), (16, 4), (0, 4)]
+    sizes_of_steps = [(1, 1, 0), (8, 4, 0), (16, 0, 0), (16, 4, 0), (0, 4, 0), (16, 4, 9), (16, 0, 16)]
     with (
         GGUFFile.open(write(tmp_path / "m.gguf", **sizes)) as file,
         taken_for_gpu(opened.backend.device, dot=True),
     ):
         executor = opened(file, shape=SHAPE)
         yield [
-            (executor.dispatches(rows, selected), touched.Live(rows, selected, SHAPE.regions))
-            for rows, selected in sizes_of_steps
+            (
+                executor.dispatches(rows, scored, hidden),
+                touched.Live(rows, scored + hidden, scored, SHAPE.regions),
+            )
+            for rows, scored, hidden in sizes_of_steps
         ]
 
 

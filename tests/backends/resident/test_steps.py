@@ -47,7 +47,7 @@ def test_steady_decode_takes_two_calls_a_step(draw: Draw, q4: GGUFFile, opened: 
 
 
 def test_a_layer_takes_nine_dispatches(q4: GGUFFile, opened: Opener) -> None:
-    program = opened(q4).dispatches(rows=1, selected=1)
+    program = opened(q4).dispatches(rows=1, scored=1)
     assert len(program) == 1 + 9 * LAYERS + 1 + 2 + 2  # embed; select, norm, classifier; two to draw
     layer = program[1:10]
     assert sum(dispatch.weights > 0 for dispatch in layer) == 4
@@ -57,7 +57,7 @@ def test_a_layer_takes_nine_dispatches(q4: GGUFFile, opened: Opener) -> None:
 
 
 def test_the_classifier_reads_two_terms(q4: GGUFFile, opened: Opener) -> None:
-    program = opened(q4).dispatches(rows=4, selected=4)
+    program = opened(q4).dispatches(rows=4, scored=4)
     terms = [dict(dispatch.shader.constants).get("TERMS", 1) for dispatch in program]
     *others, norm, classifier, _, _ = terms
     assert norm == classifier == 2
@@ -68,8 +68,7 @@ def test_products_write_no_more_rows_than_there_are(q4: GGUFFile, opened: Opener
     executor = opened(q4, shape=Shape(regions=3, positions=256, max_rows=32, selected=3))
     products = [dispatch for dispatch in executor.dispatches(3, 3) if dispatch.weights]
     rows = [dict(zip(*_fields(dispatch), strict=True))["rows"] for dispatch in products]
-    in_tail = 3  # gate and up, down; classifier
-    assert rows == [32] * (len(rows) - in_tail) + [3] * in_tail
+    assert rows == [32] * (len(rows) - 1) + [3]  # that is the classifier
 
 
 def _fields(dispatch: Dispatch) -> tuple[list[str], tuple[float, ...]]:

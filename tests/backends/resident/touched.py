@@ -21,10 +21,11 @@ Things = list[set[int]]
 
 @dataclass(frozen=True)
 class Live:
-    """How many rows a step has, how many of them have logits, and how many regions there are."""
+    """How many rows a step has, of how many something is wanted, of how many logits are; and regions."""
 
     rows: int
     selected: int
+    scored: int
     regions: int
 
 
@@ -40,7 +41,8 @@ class Touch:
         self.live = live
         rows = dispatch.grid[1]
         assert isinstance(rows, grid.Per)
-        self.rows = live.rows if rows.live is grid.Live.ROWS else live.selected
+        counts = {grid.Live.ROWS: live.rows, grid.Live.SELECTED: live.selected, grid.Live.SCORED: live.scored}
+        self.rows = counts[rows.live]
         self.read: Things = []
         self.written: Things = []
 
@@ -98,7 +100,7 @@ def scratch_of(attention: Dispatch, live: Live) -> set[int]:
 
 def _embed(touch: Touch) -> None:
     touch.marks("quants", "high", "scales", "step")
-    touch.read += [touch.span("sampled", touch.live.selected * FLOAT)]
+    touch.read += [touch.span("sampled", touch.live.scored * FLOAT)]
     touch.written += [touch.floats("out", touch.push["blocks"] * BLOCK)]
 
 

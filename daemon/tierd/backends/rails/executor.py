@@ -73,7 +73,7 @@ class RailsExecutor:
 
     def collect(self) -> LogitsResult:
         """See Executor. Raises ExecutorError for what would lead the kernels astray."""
-        return LogitsResult(self.run(self._submitted))
+        return LogitsResult(self.run(self._submitted), hidden=self.host.hidden(self._submitted))
 
     def run(self, batch: Batch) -> Logits:
         """Submit a batch and collect it: its logits, shape (batch.logit_rows, vocabulary)."""

@@ -139,7 +139,7 @@ class Assembler:
             "POST": op.post is not None,
             "ADD": residual is not None,
             "NORM": op.norm is not None,
-            "OUT_FLOAT": op.norm is not None and not op.quantised,
+            "OUT_FLOAT": op.norm is not None and (op.both or not op.quantised),
             "TERMS": op.terms,
         }
         push = {
@@ -159,7 +159,9 @@ class Assembler:
             "eps": op.norm.eps if op.norm else 0.0,
         }
         reads = [op.src, *([op.residual] if op.residual else [])]
-        writes = [*([op.total] if op.total else []), *([self._form(op.out, op.quantised)] if op.norm else [])]
+        writes: list[Hashable] = [op.total] if op.total else []
+        writes += [self._form(op.out, op.quantised)] if op.norm else []
+        writes += [op.out] if op.both else []
         return dispatch(Shader("norm", constants=_flags(flags)), push, (1, self._live, 1), reads, writes)
 
     def _product(self, op: ops.Product) -> Dispatch:
@@ -182,7 +184,7 @@ class Assembler:
             "x_stride": x.stride,
             "out_stride": out.stride,
             "residual_stride": residual.stride if residual else 0,
-            "rows": places.selected if self._live.live is Live.SELECTED else places.max_rows,
+            "rows": places.selected if self._live.live is Live.SCORED else places.max_rows,
         }
         form = form_of(self._facts, weights.layout, terms=op.terms, blocks=weights.blocks, rows=self._rows)
         shader = Shader(form.kernel, form.variant, form.constants, form.subgroup)

@@ -85,7 +85,7 @@ class Draws:
     @staticmethod
     def grids(vocabulary: int) -> tuple[Grid, Grid]:
         """Return the grids of the two dispatches."""
-        rows = Per(Live.SELECTED)
+        rows = Per(Live.SCORED)
         return (-(-vocabulary // _PART_IDS), rows, 1), (1, rows, 1)
 
     def dispatches(self, logits: FloatRows) -> list[Dispatch]:

@@ -12,20 +12,28 @@ import numpy.typing as npt
 
 from tierd.backends.moves import check_move, row_bytes
 from tierd.backends.picking import check_draws, measure
-from tierd.backends.protocol import Logits
+from tierd.backends.protocol import NO_HIDDEN_STATES, Hidden, Logits
 from tierd.backends.resident import regions
 from tierd.backends.resident.assembly import Assembler, Dispatch
 from tierd.backends.resident.draws import Draws
 from tierd.backends.resident.grid import Grids, Live
 from tierd.backends.resident.lowering import Lowering
 from tierd.backends.resident.matmuls import FEW_ROWS
-from tierd.backends.resident.memory import SEATS, ModelMemory, Shape, logits_bytes, logits_stride
+from tierd.backends.resident.memory import (
+    SEATS,
+    ModelMemory,
+    Shape,
+    hidden_bytes,
+    logits_bytes,
+    logits_stride,
+)
 from tierd.backends.resident.places import FloatRows, StepPlaces
 from tierd.backends.resident.profile import StepProfile, name_dispatches
 from tierd.backends.resident.program import Pipelines, Recording, Sequencer
 from tierd.backends.resident.split import Split
 from tierd.backends.resident.step_block import StepBlock, block_bytes, rows_of
 from tierd.backends.resident.transfers import Transfers
+from tierd.backends.selection import select
 from tierd.backends.vkapi import Commands, Device, Role
 from tierd.core import Batch, Draw, TokenLogprobs
 from tierd.errors import DeviceError, ExecutorError
@@ -39,10 +47,14 @@ _SOFTWARE_PATIENCE = 20
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a recording is for: most rows fed, 0 where none are, and most rows whose logits are wanted."""
+    """What a recording is for: most rows fed, 0 where none are.
+
+    selected: most of which something is wanted. scored: most of these whose logits are.
+    """
 
     rows: int
     selected: int
+    scored: int
 
 
 def classes(most: int) -> tuple[int, ...]:
@@ -60,13 +72,16 @@ class Seat:
 
     arrived: where rows of logits come to that are read back, shape (selected, vocabulary). reads: recordings
     that read one of them back, by row.
+    states: where the hidden states of a step's selected rows come to, shape (max_rows, width). returns:
+    recordings that bring them there, by how many there are at most.
     """
 
-    def __init__(self, memory: ModelMemory, vocabulary: int, shape: Shape, grids: Grids) -> None:
-        size = block_bytes(max_rows=shape.max_rows, selected=shape.selected, grids=grids)
-        self.block = StepBlock(
-            memory.buffer(size, Role.STEP), max_rows=shape.max_rows, selected=shape.selected, grids=grids
-        )
+    def __init__(
+        self, memory: ModelMemory, vocabulary: int, hidden: FloatRows, shape: Shape, grids: Grids
+    ) -> None:
+        """hidden: where steps leave hidden states."""
+        size = block_bytes(max_rows=shape.max_rows, grids=grids)
+        self.block = StepBlock(memory.buffer(size, Role.STEP), max_rows=shape.max_rows, grids=grids)
         stride = logits_stride(vocabulary)
         self.row_bytes = logits_bytes(vocabulary, 1)
         self.logits = memory.buffer(shape.selected * self.row_bytes, Role.DEVICE)
@@ -75,9 +90,14 @@ class Seat:
         assert self.arrival.view is not None
         arrived = np.frombuffer(self.arrival.view, np.float32).reshape(shape.selected, stride)
         self.arrived: Logits = arrived[:, :vocabulary]
+        self.state_arrival = memory.buffer(hidden_bytes(hidden.width, shape.max_rows), Role.READBACK)
+        assert self.state_arrival.view is not None
+        states = np.frombuffer(self.state_arrival.view, np.float32).reshape(shape.max_rows, hidden.stride)
+        self.states: Hidden = states[:, : hidden.width]
         self.draws = Draws(memory, vocabulary, shape.selected)
         self.recordings: dict[Size, Recording] = {}
         self.reads: list[Commands] = []
+        self.returns: dict[int, Commands] = {}
 
     def places(self, before: Seat) -> StepPlaces:
         """Return its addresses; before: the seat of the step before."""
@@ -91,7 +111,8 @@ class Seat:
 
     def close(self) -> None:
         """Free its recordings; the device is done with them."""
-        for commands in (*(each.commands for each in self.recordings.values()), *self.reads):
+        recordings = [each.commands for each in self.recordings.values()]
+        for commands in (*recordings, *self.reads, *self.returns.values()):
             commands.close()
 
 
@@ -99,26 +120,32 @@ class Seat:
 class _Flight:
     """A step that was submitted: the value it signals, its seat, and the rows whose logits are wanted.
 
-    read: those of them that are read back behind it, by place.
+    read: those of them that are read back behind it, by place. hidden: the hidden states that come back.
     """
 
     value: int
     seat: Seat
-    selection: tuple[int, ...]
+    scored: Sequence[int]
     draws: tuple[Draw, ...]
     read: Sequence[int]
+    hidden: Hidden
 
 
 class ResidentResult:
-    """The tokens that were drawn, the rows of logits that were read back, and what is told of others."""
+    """The tokens that were drawn, the rows of logits that were read back, what is told of others, and hidden
+    states.
+    """
 
     def __init__(
         self,
         drawn: Sequence[int | None],
         rows: Mapping[int, Logits],
         told: Mapping[int, TokenLogprobs] | None = None,
+        hidden: Hidden = NO_HIDDEN_STATES,
     ) -> None:
+        self.hidden = hidden
         self.rows_read = len(rows) if drawn else 0
+        self.hidden_read = len(hidden)
         self._drawn = drawn
         self._rows = rows
         self._told = told or {}
@@ -180,7 +207,8 @@ class ResidentExecutor:
         self._shape = shape
         self._split = split
         self._grids = self._known_grids()
-        self._seats = [Seat(memory, plan.vocabulary, shape, self._grids) for _ in range(SEATS)]
+        self._hidden = memory.places.floats[plan.hidden]
+        self._seats = [Seat(memory, plan.vocabulary, self._hidden, shape, self._grids) for _ in range(SEATS)]
         self._flights: deque[_Flight] = deque()
         self._submitted = 0
         self._drawable = 0
@@ -196,6 +224,7 @@ class ResidentExecutor:
         try:
             for seat in self._seats:
                 self._record_reads(seat)
+                self._record_returns(seat)
                 for size in self._sizes() if at_once else self._usual_sizes():
                     self._recording(seat, size)
         except BaseException:
@@ -224,8 +253,13 @@ class ResidentExecutor:
         result = self.collect()
         seconds = np.diff(self._device.timestamps(recording.commands))
         recording.commands.close()
-        ops = [*self._lowering.body, *(self._lowering.tail if size.selected else ())]
-        names = name_dispatches(self.dispatches(size.rows, size.selected), ops)
+        lowered = self._lowering
+        ops = [
+            *lowered.body,
+            *(lowered.tail if size.selected else ()),
+            *(lowered.head if size.scored else ()),
+        ]
+        names = name_dispatches(self._program(self._seats[0], size), ops)
         return StepProfile(result=result, names=names, seconds=seconds, barriers=recording.barriers)
 
     def collect(self) -> ResidentResult:
@@ -236,7 +270,7 @@ class ResidentExecutor:
                 self._wait(flight.value)
                 self._transfers.forget_copies(flight.value)
                 if not flight.draws:
-                    return ResidentResult((), self._all_rows(flight))
+                    return ResidentResult((), self._all_rows(flight), hidden=flight.hidden)
                 return self._result(flight)
         finally:
             self._flights.popleft()
@@ -248,10 +282,12 @@ class ResidentExecutor:
         rows = [result.logits(row) for row in range(batch.logit_rows)]
         return np.array(rows, np.float32).reshape(len(rows), self.vocabulary)
 
-    def dispatches(self, rows: int, selected: int) -> list[Dispatch]:
-        """Return what a step of so many rows runs, in order."""
-        size = Size(smallest(rows, self.max_rows), smallest(selected, self._shape.selected))
-        return self._program(self._seats[0], size)
+    def dispatches(self, rows: int, scored: int, hidden: int = 0) -> list[Dispatch]:
+        """Return what a step of so many rows runs, in order.
+
+        scored, hidden: those whose logits are wanted, and those whose hidden states are.
+        """
+        return self._program(self._seats[0], self._size(rows, scored, hidden))
 
     def copy_rows(self, source: int, target: int, positions: int) -> None:
         """See `Executor.copy_rows`. Only notes it: the next step goes behind it."""
@@ -308,6 +344,7 @@ class ResidentExecutor:
         if not 1 <= batch.rows <= self.max_rows:
             raise ExecutorError(f"a step of {batch.rows} rows; 1 to {self.max_rows} are possible")
         check_draws(batch, self.vocabulary)
+        scored, hidden = select(batch)
         rows = rows_of(
             batch,
             positions=self.page_positions,
@@ -315,23 +352,27 @@ class ResidentExecutor:
             token_ids=self._lowering.token_ids,
             drawn=self._drawable,
         )
-        selection = _selection(batch)
         most = self._shape.selected
-        if batch.draws and len(selection) > most:
-            raise ExecutorError(f"{len(selection)} rows are to be drawn from; {most} are possible")
-        first = selection[:most]
+        if batch.draws and len(scored) > most:
+            raise ExecutorError(f"{len(scored)} rows are to be drawn from; {most} are possible")
+        first = scored[:most]
+        selection = [*first, *hidden]
         seat = self._seats[self._submitted % SEATS]
         self._transfers.submit_copies()
-        seat.block.write(rows, first, self._split.count(batch.rows, int(rows[:, 1].max())))
+        splits = self._split.count(batch.rows, int(rows[:, 1].max()))
+        seat.block.write(rows, selection, len(first), splits)
         needed = seat.draws.write(batch.draws or (Draw(),) * len(first))
-        size = Size(smallest(batch.rows, self.max_rows), smallest(len(first), most))
+        size = self._size(batch.rows, len(first), len(hidden))
         recording = self._record(seat, size, timed=True) if timed else self._recording(seat, size)
         value = self._device.submit(recording.commands)
         for row in needed:  # read back ahead of the next step
             value = self._device.submit(seat.reads[row])
+        if hidden:
+            value = self._device.submit(seat.returns[smallest(len(selection), self.max_rows)])
         self._submitted += 1
         self._drawable = len(batch.draws)
-        self._flights.append(_Flight(value, seat, selection, batch.draws, needed))
+        states = seat.states[len(first) : len(selection)]
+        self._flights.append(_Flight(value, seat, scored, batch.draws, needed, states))
         return size, recording
 
     def _result(self, flight: _Flight) -> ResidentResult:
@@ -345,7 +386,7 @@ class ResidentExecutor:
             for row, draw in enumerate(flight.draws)
             if draw.top_logprobs is not None and row not in rows
         }
-        return ResidentResult(drawn, rows, told)
+        return ResidentResult(drawn, rows, told, flight.hidden)
 
     def _region_of(
         self, layer: int, pages: Sequence[int], start: int, stop: int, rows: npt.NDArray[np.uint8]
@@ -370,7 +411,7 @@ class ResidentExecutor:
 
     def _all_rows(self, flight: _Flight) -> dict[int, Logits]:
         """Return the logits of all rows that a step wants them of, be they more than are computed at once."""
-        most, seat, selection = self._shape.selected, flight.seat, flight.selection
+        most, seat, selection = self._shape.selected, flight.seat, flight.scored
         if len(selection) > most and len(self._flights) > 1:
             raise ExecutorError(f"logits of {len(selection)} rows are wanted while another step runs")
         rows: dict[int, Logits] = {}
@@ -378,23 +419,31 @@ class ResidentExecutor:
             part = selection[start : start + most]
             if start:
                 seat.block.select(part)
-                recording = self._recording(seat, Size(0, smallest(len(part), most)))
+                recording = self._recording(seat, self._size(0, len(part)))
                 value = self._device.submit(recording.commands)
                 self._wait(value)
             for row, logits in self._read(seat, range(len(part))).items():
                 rows[start + row] = logits.copy() if len(selection) > most else logits
         return rows
 
+    def _size(self, rows: int, scored: int, hidden: int = 0) -> Size:
+        """Return the size of a step of so many rows, of which so many have logits or hidden states wanted."""
+        logits = smallest(scored, self._shape.selected)
+        selected = smallest(scored + hidden, self.max_rows) if hidden else logits
+        return Size(smallest(rows, self.max_rows), selected, logits)
+
     def _sizes(self) -> list[Size]:
-        selected = classes(self._shape.selected)
+        """Those of all steps that want logits or nothing, and the largest that wants hidden states."""
+        scored = classes(self._shape.selected)
         fed = classes(self.max_rows)
-        return [Size(rows, count) for rows in (0, *fed) for count in (0, *selected) if rows or count]
+        sizes = [self._size(rows, count) for rows in (0, *fed) for count in (0, *scored) if rows or count]
+        return [*sizes, self._size(self.max_rows, 0, self.max_rows)]
 
     def _usual_sizes(self) -> list[Size]:
         """Those of steps that only generate, and of prompts alone."""
         most = self._shape.selected
-        generating = [Size(rows, smallest(min(rows, most), most)) for rows in classes(self.max_rows)[:-1]]
-        return [*generating, Size(self.max_rows, 0), Size(self.max_rows, smallest(1, most))]
+        generating = [self._size(rows, min(rows, most)) for rows in classes(self.max_rows)[:-1]]
+        return [*generating, self._size(self.max_rows, 0), self._size(self.max_rows, 1)]
 
     def _known_grids(self) -> Grids:
         """Return all grids of all sizes: a block has room for these."""
@@ -404,7 +453,8 @@ class ResidentExecutor:
         for rows in classes(self.max_rows):
             body = self._assembler(nowhere, rows, Live.ROWS).dispatches(self._lowering.body)
             tail = self._assembler(nowhere, rows, Live.SELECTED).dispatches(self._lowering.tail)
-            for grid in (*(dispatch.grid for dispatch in (*body, *tail)), *draws):
+            head = self._assembler(nowhere, rows, Live.SCORED).dispatches(self._lowering.head)
+            for grid in (*(dispatch.grid for dispatch in (*body, *tail, *head)), *draws):
                 grids.number(grid)
         return grids
 
@@ -419,6 +469,16 @@ class ResidentExecutor:
             with self._device.recorder() as recorder:
                 recorder.copy(seat.logits, seat.arrival, [(start, start, seat.row_bytes)])
                 seat.reads.append(recorder.finish())
+
+    def _record_returns(self, seat: Seat) -> None:
+        activations, hidden = self._memory.activations, self._hidden
+        for rows in classes(self.max_rows):
+            size = hidden_bytes(hidden.width, rows)
+            with self._device.recorder() as recorder:
+                recorder.copy(
+                    activations, seat.state_arrival, [(hidden.address - activations.address, 0, size)]
+                )
+                seat.returns[rows] = recorder.finish()
 
     def _record(self, seat: Seat, size: Size, *, timed: bool = False) -> Recording:
         program = self._program(seat, size)
@@ -436,22 +496,12 @@ class ResidentExecutor:
         if size.selected:
             tail = self._assembler(places, size.selected, Live.SELECTED)
             program += tail.dispatches(self._lowering.tail)
+        if size.scored:
+            head = self._assembler(places, size.scored, Live.SCORED)
+            program += head.dispatches(self._lowering.head)
             program += seat.draws.dispatches(places.logits)
         return program
 
     def _assembler(self, step: StepPlaces, rows: int, live: Live) -> Assembler:
         facts = self._device.facts
         return Assembler(self._memory.places, step, self._codec, facts=facts, rows=rows, live=live)
-
-
-def _selection(batch: Batch) -> tuple[int, ...]:
-    """Return the rows whose logits are wanted. Raises ExecutorError for one that does not exist."""
-    selection: list[int] = []
-    row = 0
-    for chunk in batch.chunks:
-        for offset in chunk.logit_rows:
-            if not 0 <= offset < len(chunk.tokens):
-                raise ExecutorError(f"logits of row {offset} in a chunk of {len(chunk.tokens)}")
-            selection.append(row + offset)
-        row += len(chunk.tokens)
-    return tuple(selection)

@@ -14,7 +14,8 @@ class Live(enum.IntEnum):
 
     ROWS = 0
     SELECTED = 1
-    SPLITS = 2
+    SCORED = 2
+    SPLITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Grids:
             self._counts = np.vstack([self._counts, np.array(counts, np.int64)])
         return number
 
-    def groups(self, rows: int, selected: int, splits: int) -> npt.NDArray[np.int64]:
+    def groups(self, rows: int, selected: int, scored: int, splits: int) -> npt.NDArray[np.int64]:
         """Return the groups of all grids, shape (grids, 3)."""
-        live = np.array([rows, selected, splits], np.int64)[self._live]
+        live = np.array([rows, selected, scored, splits], np.int64)[self._live]
         return np.where(self._counts < 0, -self._counts, -(-live // np.abs(self._counts)))

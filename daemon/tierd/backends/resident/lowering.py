@@ -11,6 +11,7 @@ logits, are a quarter of all that the device's logits diverge by.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from tierd.backends.lowering import operands
 from tierd.backends.resident import ops
@@ -29,8 +30,9 @@ _CLASSIFIER_TERMS = 2
 class Lowering:
     """The device's ops of one plan.
 
-    body, tail: before and after rows are selected. neighbours: buffers that lie side by side in one, by the
-    first of them, in order. stores: by layer. token_ids: how many ids there are embeddings for.
+    body, tail: before and after rows are selected. head: behind the hidden states. neighbours: buffers that
+    lie side by side in one, by the first of them, in order. stores: by layer. token_ids: how many ids there
+    are embeddings for.
     """
 
     def __init__(self, plan: Plan, file: GGUFFile) -> None:
@@ -39,6 +41,7 @@ class Lowering:
         self._tensors = file.tensors
         self.body: list[ops.Op] = []
         self.tail: list[ops.Op] = []
+        self.head: list[ops.Op] = []
         self._ops = self.body
         self._quantised: dict[str, int] = {}  # terms of the buffers whose quantised form is up to date
         self.stores = self._row_stores()
@@ -48,6 +51,8 @@ class Lowering:
         index = 0
         while index < len(plan.ops):
             index += self._lower(index)
+            if operands(plan.ops[index - 1])[1] == plan.hidden:
+                self._ops = self.head
 
     def is_float(self, matrix: ops.Matrix) -> bool:
         """Whether a matrix multiplies floats, not quantised values."""
@@ -100,14 +105,14 @@ class Lowering:
                 if isinstance(last, models.Norm) and last.heads == 1 and last.src == total != last.out:
                     terms = self._wanted_terms(index + 2, last.out)
                     then = ops.Norm(last.weight, last.eps)
-                    self._emit_either(
+                    self._emit_norm(
                         ops.FusedNorm(first.src, last.out, terms, then, norm, residual, total), total
                     )
                     return 3
                 self._emit(ops.FusedNorm(first.src, total, 0, None, norm, residual, total), total)
                 return 2
         terms = self._wanted_terms(index, first.out)
-        self._emit_either(ops.FusedNorm(first.src, first.out, terms, norm))
+        self._emit_norm(ops.FusedNorm(first.src, first.out, terms, norm))
         return 1
 
     def _products(self, index: int) -> int:
@@ -219,6 +224,13 @@ class Lowering:
         for name in floats:
             self._quantised.pop(name, None)
         self._quantised.update(quantised or {})
+
+    def _emit_norm(self, op: ops.FusedNorm, *floats: str) -> None:
+        """Append a norm, whose `out` is wanted as floats in any case where it is the hidden states."""
+        if op.out == self._plan.hidden and op.quantised:
+            self._emit(replace(op, both=True), *floats, op.out, quantised={op.out: op.terms})
+        else:
+            self._emit_either(op, *floats)
 
     def _emit_either(self, op: ops.FusedNorm | ops.Attend | ops.Gated, *floats: str) -> None:
         """Append an op that writes its `out` in one form or the other, and these float buffers."""

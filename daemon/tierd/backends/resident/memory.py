@@ -66,7 +66,7 @@ class Demand:
 
     def __init__(self, plan: Plan, file: GGUFFile, lowering: Lowering, facts: DeviceFacts) -> None:
         """Raises UnsupportedModelError for a matrix that the device's grids are too small for."""
-        every = [*lowering.body, *lowering.tail]
+        every = [*lowering.body, *lowering.tail, *lowering.head]
         self.matrices = tuple(op.matrix for op in every if isinstance(op, ops.Lookup | ops.Product))
         self.vectors = tuple(_vectors(every))
         self.ropes = tuple({op.rope: 0 for op in every if isinstance(op, ops.Heads) and op.rope is not None})
@@ -123,9 +123,9 @@ class Activations:
         self.quantised: dict[str, tuple[int, int]] = {}
         together = {name: group for group in lowering.neighbours for name in group}
         rows = dict.fromkeys(plan.buffers, shape.max_rows)  # of quantised forms
-        for op in lowering.tail:
+        for op in (*lowering.tail, *lowering.head):
             if isinstance(op, ops.Product):
-                rows[op.x] = max(rows[op.x], op.terms * shape.selected)
+                rows[op.x] = max(rows[op.x], op.terms * shape.max_rows)
         for name in plan.buffers:
             if name == plan.logits or name in self.floats:
                 continue
@@ -145,7 +145,7 @@ class Activations:
 
 
 class ModelMemory:
-    """All buffers of a model on a device, and where everything is."""
+    """All buffers of a model on a device, and where everything is. activations: what steps compute with."""
 
     def __init__(
         self,
@@ -201,9 +201,10 @@ class ModelMemory:
     ) -> Places:
         activations = demand.activations(shape)
         if activations.padded:
-            base = self.upload(np.zeros(activations.size, np.uint8)).address
+            self.activations = self.upload(np.zeros(activations.size, np.uint8))
         else:
-            base = self.buffer(activations.size, Role.DEVICE).address
+            self.activations = self.buffer(activations.size, Role.DEVICE)
+        base = self.activations.address
         return Places(
             floats={
                 name: FloatRows(base + offset, width, stride)
@@ -274,6 +275,11 @@ def logits_stride(vocabulary: int) -> int:
 def logits_bytes(vocabulary: int, rows: int) -> int:
     """Return the bytes of so many rows of logits."""
     return rows * logits_stride(vocabulary) * _FLOAT
+
+
+def hidden_bytes(width: int, rows: int) -> int:
+    """Return the bytes of so many hidden states."""
+    return rows * _padded(width) * _FLOAT
 
 
 def rope_table(rope: RopeSpec, positions: int) -> npt.NDArray[np.float32]:

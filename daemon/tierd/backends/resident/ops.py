@@ -3,7 +3,7 @@
 Names stand for float buffers of the plan; an op that writes `quantised` writes the quantised form of its
 buffer instead. That form is a sum of terms: the values in bytes and, where there are two, what these leave of
 them in bytes. `terms` counts them, 0 stands for floats. A step's `body` sees all rows of the batch, its
-`tail` the rows whose logits are wanted.
+`tail` the rows of which something is wanted, its `head` those whose logits are.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class FusedNorm:
     """v = src, normed by `post`, added to `residual`, kept in `total`; out = v, normed by `norm`.
 
     Each of the four may be absent; without `post` and `residual` there is no `total`.
+    both: `out` is written as floats beside its quantised form.
     """
 
     src: str
@@ -51,6 +52,7 @@ class FusedNorm:
     post: Norm | None = None
     residual: str | None = None
     total: str | None = None
+    both: bool = False
 
     @property
     def quantised(self) -> bool:
@@ -127,7 +129,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """out = the rows of src whose logits are wanted."""
+    """out = the rows of src of which something is wanted."""
 
     src: str
     out: str

@@ -74,8 +74,8 @@ class Scratch:
 class StepPlaces:
     """What belongs to one of the two steps in flight.
 
-    block, selection: the step's block, and the rows whose logits are wanted. before: the tokens drawn by the
-    step before. logits: rows of the vocabulary.
+    block, selection: the step's block, and the rows of which something is wanted. before: the tokens drawn by
+    the step before. logits: rows of the vocabulary.
     """
 
     block: int

@@ -20,20 +20,20 @@ _ALIGNMENT_WORDS = 16
 
 
 class StepBlock:
-    """A step's rows (see `shaders/step.glsl`), those of them whose logits are wanted, and all group counts.
+    """A step's rows (see `shaders/step.glsl`), those of them that are selected, and all group counts.
 
     block, selection: addresses of the first two.
     """
 
-    def __init__(self, buffer: Buffer, *, max_rows: int, selected: int, grids: Grids) -> None:
+    def __init__(self, buffer: Buffer, *, max_rows: int, grids: Grids) -> None:
         """buffer: of `block_bytes`, seen by the host."""
         assert buffer.view is not None
         words = np.frombuffer(buffer.view, np.uint32)
         rows_end = _HEADER_WORDS + max_rows * _ROW_WORDS
-        selection, groups = _starts(max_rows, selected)
+        selection, groups = _starts(max_rows)
         self._header = words[:_HEADER_WORDS]
         self._rows = words[_HEADER_WORDS:rows_end].view(np.int32).reshape(max_rows, _ROW_WORDS)
-        self._selection = words[selection : selection + selected]
+        self._selection = words[selection : selection + max_rows]
         self._groups = words[groups : groups + len(grids) * STRIDE // 4].reshape(len(grids), STRIDE // 4)
         self._grids = grids
         self.buffer = buffer
@@ -46,31 +46,32 @@ class StepBlock:
         return self._groups_at + grid * STRIDE
 
     def select(self, selection: Sequence[int]) -> None:
-        """Set the rows whose logits are wanted, for a step that feeds none."""
+        """Select rows, whose logits are wanted, for a step that feeds none."""
         self._header[1] = len(selection)
         self._selection[: len(selection)] = selection
-        self._groups[:, :3] = self._grids.groups(0, len(selection), 1)
+        self._groups[:, :3] = self._grids.groups(0, len(selection), len(selection), 1)
 
-    def write(self, rows: npt.NDArray[np.int32], selection: Sequence[int], splits: int) -> None:
+    def write(self, rows: npt.NDArray[np.int32], selection: Sequence[int], scored: int, splits: int) -> None:
         """Set the block for a step.
 
-        rows: (token, position, region) of each, shape (rows, 3). selection: those whose logits are wanted.
+        rows: (token, position, region) of each, shape (rows, 3). selection: those of which something is
+        wanted; of the first `scored` of them that is logits.
         """
         self._header[:2] = len(rows), len(selection)
         self._rows[: len(rows), :3] = rows
         self._selection[: len(selection)] = selection
-        self._groups[:, :3] = self._grids.groups(len(rows), len(selection), splits)
+        self._groups[:, :3] = self._grids.groups(len(rows), len(selection), scored, splits)
 
 
-def block_bytes(*, max_rows: int, selected: int, grids: Grids) -> int:
+def block_bytes(*, max_rows: int, grids: Grids) -> int:
     """Return the bytes of a block."""
-    return 4 * _starts(max_rows, selected)[1] + len(grids) * STRIDE
+    return 4 * _starts(max_rows)[1] + len(grids) * STRIDE
 
 
-def _starts(max_rows: int, selected: int) -> tuple[int, int]:
+def _starts(max_rows: int) -> tuple[int, int]:
     """Return the words at which the selection and the group counts begin."""
     selection = _aligned(_HEADER_WORDS + max_rows * _ROW_WORDS)
-    return selection, _aligned(selection + selected)
+    return selection, _aligned(selection + max_rows)
 
 
 def _aligned(words: int) -> int:

@@ -67,9 +67,9 @@ def compose(file: GGUFFile) -> Plan:
         h = model.matmul(gated, f"{block}.ffn_down", "h", dimensions.embedding)
         model.add(x, model.norm(h, f"{block}.post_ffw_norm", h))
 
-    h = model.norm(x, "output_norm", "h")
+    hidden = model.norm(x, "output_norm", "hidden")
     output = "output" if model.has("output") else "token_embd"
-    return model.finish(model.matmul(h, output, "logits", dimensions.vocabulary))
+    return model.finish(hidden, model.matmul(hidden, output, "logits", dimensions.vocabulary))
 
 
 def _attention_scale(dimensions: Dimensions) -> float:

@@ -54,6 +54,6 @@ def compose(file: GGUFFile) -> Plan:
         gated = model.gate(gate, up, Activation.SILU)
         model.add(x, model.matmul(gated, f"{block}.ffn_down", "h", dimensions.embedding))
 
-    h = model.norm(x, "output_norm", "h")
+    hidden = model.norm(x, "output_norm", "hidden")
     output = "output" if model.has("output") else "token_embd"
-    return model.finish(model.matmul(h, output, "logits", dimensions.vocabulary))
+    return model.finish(hidden, model.matmul(hidden, output, "logits", dimensions.vocabulary))
