@@ -31,6 +31,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def bare(tiny: Path) -> Path:
+    """The same without a chat template, each of which takes a process."""
+    content, key = tiny.read_bytes(), b"tokenizer.chat_template"
+    assert content.count(key) == 1
+    tiny.with_name("bare.gguf").write_bytes(content.replace(key, b"?" * len(key)))
+    return tiny.with_name("bare.gguf")
+
+
 @pytest.fixture
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in NO_GPU.items():
@@ -82,10 +91,6 @@ def on_rails(folder: Path, model: Path, vram_mb: int, **table: object) -> dict[s
     return rails
 
 
-def test_a_tiny_model_takes_what_was_foreseen(tiny: Path, tmp_path: Path) -> None:
-    on_host(tmp_path, tiny, **TINY)
-
-
 def test_a_tiny_model_takes_what_was_foreseen_on_a_device(tiny: Path, tmp_path: Path) -> None:
     on_device(tmp_path, tiny, **TINY)
 
@@ -126,15 +131,15 @@ def size(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("_no_gpu")
-def test_no_weight_is_read(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_weight_is_read(bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a file whose weights are a hole, the header says the same."""
-    hollow = tmp_path / "tiny.gguf"
-    whole = tiny.read_bytes()
+    hollow = tmp_path / "bare.gguf"
+    whole = bare.read_bytes()
     cut = whole.index(b"token_embd.weight") + 4096
     with hollow.open("wb") as file:
         file.write(whole[:cut])
         file.truncate(len(whole))
-    first, second = (size(capsys, str(path), "--context", "512") for path in (tiny, hollow))
+    first, second = (size(capsys, str(path), "--context", "512") for path in (bare, hollow))
     for report in (first, second):
         for key in ("path", "text"):
             del report[key]
@@ -143,12 +148,12 @@ def test_no_weight_is_read(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("_no_gpu")
-def test_the_limits_are_told_apart(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_limits_are_told_apart(bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A page of 64 positions takes 4 layers x K and V x 4 heads x 32 values x 2 bytes x 64 = 128 KiB."""
     config = tmp_path / "limits.toml"
     config.write_text(
         "engine.chunk_rows = 100\nqueue.capacity = 7\nkv.memory_mb = 10\n"
-        f"[[models]]\nid = 'm'\npath = '{tiny}'\nstreams = 16\ncontext = 1024\n"
+        f"[[models]]\nid = 'm'\npath = '{bare}'\nstreams = 16\ncontext = 1024\n"
     )
     report = size(capsys, "m", "--config", str(config))
     host = report["host"]
@@ -174,34 +179,34 @@ def test_the_limits_are_told_apart(tiny: Path, tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.usefixtures("_no_gpu")
 def test_what_does_not_fit_is_told_with_its_numbers(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "little.toml"
     config.write_text("kv.memory_mb = 1\n")
-    host = size(capsys, str(tiny), "--config", str(config), "--context", "4096", "--streams", "3")["host"]
+    host = size(capsys, str(bare), "--config", str(config), "--context", "4096", "--streams", "3")["host"]
     assert host["decline"].startswith("one stream of 4096 positions needs 8.0 MiB of K/V memory")
     assert (host["kv"], host["most_streams"]) == (3 * 8 * MIB, 0)
 
 
 @pytest.mark.usefixtures("_no_gpu")
 def test_a_part_on_rails_is_told_of_a_gpu_that_is_not_there(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
+    bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A layer's weights take 4 bytes each, twice: of 256 x (256 + 128 + 128 + 256) and 3 x 256 x 512."""
     layer = 2 * 4 * (256 * 768 + 3 * 256 * 512)
-    assert size(capsys, str(tiny))["rails"] is None
-    few, more = (size(capsys, str(tiny), "--vram", mib)["rails"] for mib in ("12", "17"))
+    assert size(capsys, str(bare))["rails"] is None
+    few, more = (size(capsys, str(bare), "--vram", mib)["rails"] for mib in ("12", "17"))
     assert (few["layers"], more["layers"], more["room"]) == (1, 3, 17 * MIB)
     assert more["total"] - few["total"] == 2 * layer
     assert few["tensors"] == few["copies"] == few["total"] // 2
 
-    little = size(capsys, str(tiny), "--vram", "1")["rails"]
+    little = size(capsys, str(bare), "--vram", "1")["rails"]
     assert (little["layers"], little["total"]) == (0, 0)
     assert little["decline"].startswith("1.0 MiB hold not one of its layers; the first one takes ")
 
-    assert main(["size", str(tiny), "--vram", "12"]) == 0
+    assert main(["size", str(bare), "--vram", "12"]) == 0
     assert "12.0 MiB for it has the matmuls of 1 of 4 layers" in capsys.readouterr().out
-    assert main(["size", str(tiny), "--vram", "1"]) == 0
+    assert main(["size", str(bare), "--vram", "1"]) == 0
     assert "Nor can a part of it be on a GPU, on rails: 1.0 MiB hold" in capsys.readouterr().out
 
 
@@ -217,7 +222,7 @@ def test_a_part_on_rails_is_told_of_a_gpu_that_is_not_there(
     ],
 )
 def test_rails_are_told_where_a_device_does_not_hold_the_model(
-    tiny: Path,
+    bare: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     gpu: str,
@@ -226,7 +231,7 @@ def test_rails_are_told_where_a_device_does_not_hold_the_model(
 ) -> None:
     config = tmp_path / "gpu.toml"
     config.write_text(f"[gpu]\nallow_software = true\n{gpu}\n")
-    report = size(capsys, str(tiny), "--config", str(config), "--streams", "1", *arguments)
+    report = size(capsys, str(bare), "--config", str(config), "--streams", "1", *arguments)
     assert (report["rails"] is not None) == rails
 
 
@@ -243,11 +248,11 @@ def test_a_file_may_have_any_name_and_lie_in_the_models_directory(
 
 
 def test_the_regions_of_a_device_are_counted(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "device.toml"
     config.write_text("engine.chunk_rows = 16\n[gpu]\nallow_software = true\nvram_limit_mb = 40\n")
-    arguments = (str(tiny), "--config", str(config), "--context", "1024", "--streams", "4")
+    arguments = (str(bare), "--config", str(config), "--context", "1024", "--streams", "4")
     device = size(capsys, *arguments, "--regions", "2")["device"]
     assert (device["streams"], device["kv"], device["decline"]) == (2, 4 * MIB, "")
     assert device["room"] == 40 * MIB
@@ -271,7 +276,7 @@ def test_the_regions_of_a_device_are_counted(
 )
 @pytest.mark.usefixtures("_no_gpu")
 def test_what_cannot_be_is_refused(
-    tiny: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+    bare: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
-    assert main(["size", *(argument.format(tiny) for argument in arguments)]) == code
+    assert main(["size", *(argument.format(bare) for argument in arguments)]) == code
     assert words in capsys.readouterr().err
