@@ -31,7 +31,7 @@ _ROWS: Mapping[str, Callable[[Footprint], str]] = {
 
 def document(report: SizeReport) -> dict[str, Any]:
     """Return a report with its sums, as `--json` prints it."""
-    places = {"host": report.host, "device": report.device, "rails": report.rails}
+    places = {"host": report.host, "device": report.device}
     sums = {
         name: None if place is None else dataclasses.asdict(place) | {"total": place.total}
         for name, place in places.items()
@@ -70,9 +70,9 @@ def _on_rails(rails: RailsFootprint) -> str:
         return f"Nor can a part of it be on a GPU, on rails: {rails.decline}."
     return (
         f"On rails, a GPU with {mib(rails.room)} for it has the matmuls of {rails.layers} of "
-        f"{rails.all_layers} layers, for prompts. Of these bytes {mib(rails.total)} are taken: "
-        f"{mib(rails.tensors)}, and a copy as large that Kompute keeps in memory which the machine sees, "
-        f"besides the {mib(rails.host)} that the model takes there."
+        f"{rails.all_layers} layers, for prompts. Of these bytes {mib(rails.taken)} are taken: "
+        f"{mib(rails.tensors)} there, and for {mib(rails.copies)} of copies that Kompute keeps in memory which "
+        f"the machine sees, besides the {mib(rails.host)} that the model takes of that."
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tierd.backends.rails.backend import demand_of
-from tierd.backends.rails.kompute import COPIES
 from tierd.kv.sizing import mib
 from tierd.models import GGUFFile
 from tierd.models.formats import KV_CODECS
@@ -13,28 +12,28 @@ from tierd.models.plan import Plan
 from tierd.settings import ModelSettings
 from tierd.tier.footprint import Footprint
 
+# Of each tensor's bytes among those that `Demand` tells.
+_COPIES = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RailsFootprint:
     """A model whose large matmuls a device computes, as many layers' as it holds. Sizes are bytes.
 
     layers: whose matmuls are there. all_layers: those that have some. tensors: weights, and what steps carry
-    to and fro. copies: of these, which Kompute keeps where the machine sees them. room: for both. host: what
-    the model takes of the machine's memory besides. decline: why no layer can be there, "" when one can.
+    to and fro. copies: of these, which Kompute keeps where the machine sees them. taken: what both count of
+    the room. host: what the model takes of the machine's memory besides. decline: why no layer can be there,
+    "" when one can.
     """
 
     layers: int
     all_layers: int
     tensors: int
     copies: int
+    taken: int
     room: int
     host: int
     decline: str = ""
-
-    @property
-    def total(self) -> int:
-        """What of the room it takes."""
-        return self.tensors + self.copies
 
 
 def rails_footprint(
@@ -51,12 +50,13 @@ def rails_footprint(
     elif not layers:
         first = mib(demand.bytes_of(demand.layers[:1]))
         decline = f"{mib(room)} hold not one of its layers; the first one takes {first}"
-    total = demand.bytes_of(layers)
+    taken = demand.bytes_of(layers)
     return RailsFootprint(
         layers=len(layers),
         all_layers=len(demand.layers),
-        tensors=total // COPIES,
-        copies=total - total // COPIES,
+        tensors=taken // _COPIES,
+        copies=taken - taken // _COPIES,
+        taken=taken,
         room=room,
         host=host.total,
         decline=decline,
