@@ -71,8 +71,8 @@ def _on_rails(rails: RailsFootprint) -> str:
     return (
         f"On rails, a GPU with {mib(rails.room)} for it has the matmuls of {rails.layers} of "
         f"{rails.all_layers} layers, for prompts. Of these bytes {mib(rails.taken)} are taken: "
-        f"{mib(rails.tensors)} there, and for {mib(rails.copies)} of copies that Kompute keeps in memory which "
-        f"the machine sees, besides the {mib(rails.host)} that the model takes of that."
+        f"{mib(rails.tensors)} there, and for {mib(rails.copies)} of copies that Kompute keeps where the "
+        f"machine sees them, besides the {mib(rails.host)} that the model takes of its memory."
     )
 
 
