@@ -152,6 +152,7 @@ class Request:
     token is an ordinary token. `top_logprobs`: tell each token's log-probability, and those of this
     many most likely ones; None tells none. `grammar`: what the text obeys; where that leaves nothing but
     its end, it ends, with `ignore_eos` too. `spelled`: control tokens whose spelling belongs to the text.
+    `priority`: lower ones are served sooner; see `engine.queue`.
     """
 
     id: str
@@ -164,6 +165,7 @@ class Request:
     top_logprobs: int | None = None
     grammar: Grammar | None = None
     spelled: frozenset[int] = frozenset()
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +291,8 @@ class Sequence:
     follows: a stream whose prompt begins alike, and whose rows it waits for.
     passes: why it is on the CPU although its model is on the device; None when it is not.
     foreseen: what the executor drew for the newest token; -1 where it left that to the sampler.
-    submitted: when the request was asked for, monotonic seconds.
+    submitted: when the request was asked for, monotonic seconds. rank: the order in which streams get what is
+    scarce, the lowest first; see `engine.queue.rank`.
     paused: it gets no rows, because its reader does not keep up.
     following: follows its text; None where it has no grammar.
     """
@@ -312,6 +315,7 @@ class Sequence:
     passes: PassReason | None = None
     foreseen: int = -1
     submitted: float = 0.0
+    rank: float = 0.0
     paused: bool = False
     following: Following | None = None
 

@@ -145,10 +145,14 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """`[queue]`: how many requests of one model may wait, and for how long. timeout_s 0: as it takes."""
+    """`[queue]`: how many requests of one model may wait, and for how long. timeout_s 0: as it takes.
+
+    ageing_s: by how much a priority is sooner than the next one; see `engine.queue`.
+    """
 
     capacity: int = field(default=64, metadata=_checked(_within(0)))
     timeout_s: float = field(default=30.0, metadata=_checked(_within(0, DAY_S)))
+    ageing_s: float = field(default=5.0, metadata=_checked(_within(0, 3600)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

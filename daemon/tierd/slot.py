@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import insort
 from collections import deque
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -171,10 +173,11 @@ class Slot:
     """A loaded model and its streams.
 
     home: gives streams their pages. context: positions of one stream.
-    waiting: not admitted yet, in order of arrival. running: admitted, in order of admission.
+    waiting: not admitted yet. running: admitted. These and the next two are in the order of their ranks; who
+    has the same stands in the order of coming there.
     leaving: were running, and keep their pages while a step or a move works on them.
-    returning: streams that come from elsewhere and are admitted first, in this order. exiles: those that can
-    be here no longer and wait for a place on the CPU.
+    returning: streams that come from elsewhere and are admitted before any that wait with the same rank.
+    exiles: those that can be here no longer and wait for a place on the CPU.
     steps: what the executor has been given and is not done with, oldest first. Pages of a sequence of a step
     stay its own until the step is done, even when the sequence has left.
     guests: chunks to be computed in the scratch region.
@@ -250,9 +253,16 @@ class Slot:
         return self.home.executor
 
     @property
+    def line(self) -> deque[Sequence]:
+        """At the head of which who is admitted next stands; empty when nobody waits."""
+        if self.returning and self.waiting and self.waiting[0].rank < self.returning[0].rank:
+            return self.waiting
+        return self.returning or self.waiting
+
+    @property
     def first(self) -> Sequence | None:
         """Who is admitted next, None when nobody waits."""
-        return next(iter(self.returning or self.waiting), None)
+        return next(iter(self.line), None)
 
     @property
     def streams(self) -> list[Sequence]:
@@ -302,6 +312,11 @@ class Slot:
         if self.understudy is not None:
             self.understudy.close()
         self.executor.close()
+
+
+def line_up(line: MutableSequence[Sequence], sequence: Sequence) -> None:
+    """Put a stream where its rank has it, behind all of the same one."""
+    insort(line, sequence, key=lambda sequence: sequence.rank)
 
 
 def open_slot(model: ModelSettings, settings: Settings, site: Site) -> Slot:

@@ -69,6 +69,8 @@ TEXT = "/v1/completions"
         (CHAT, {"temperature": -0.1}, "temperature"),
         (CHAT, {"temperature": "hot"}, "temperature"),
         (CHAT, {"top_p": 1.5}, "top_p"),
+        (CHAT, {"priority": 101}, "priority"),
+        (TEXT, {"priority": "high"}, "priority"),
         (CHAT, {"top_k": -2}, "top_k"),
         (CHAT, {"top_k": 2**63}, "top_k"),
         (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),

@@ -101,3 +101,24 @@ def test_the_official_client_sees_a_rate_limit(tiny_model: ModelSettings) -> Non
             client.completions.create(model="tiny", prompt="a")
         assert refused.value.code == "queue_full"
         assert refused.value.response.headers["retry-after"].isdecimal()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_who_matters_less_makes_room_in_a_full_queue(tiny_model: ModelSettings, path: str) -> None:
+    body = {"prompt": [1, 2], "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    with queueing(tiny_model, capacity=1) as gated, ExitStack() as stack:
+
+        def send(priority: int) -> socket.socket:
+            return stack.enter_context(gated.live.send(path, body | {"priority": priority}))
+
+        for _ in range(STREAMS):
+            send(-5)
+        wait_until(lambda: submitted(gated) == STREAMS)
+        low = send(1)
+        wait_until(lambda: submitted(gated) == STREAMS + 1)
+        high = send(-1)
+        answer = read(low)
+        assert (answer.status_code, error_of(answer)["code"]) == (429, "queue_full")
+        assert submitted(gated) == STREAMS + 1
+        gated.gate.open()
+        assert read(high).status_code == 200

@@ -31,7 +31,7 @@ from tierd.errors import (
 )
 from tierd.kv.sizing import mib
 from tierd.settings import SwitchSettings
-from tierd.slot import Slot
+from tierd.slot import Slot, line_up
 from tierd.tier.dance import Rules, Standing, make_room, next_look, next_switch
 from tierd.tier.status import TierStatus
 
@@ -219,7 +219,7 @@ class Dance:
         """Let streams go on at the CPU that were on their way back when their model left."""
         for sequence in slot.returning:
             sequence.passes = PassReason.AWAY
-        slot.exiles.extend(slot.returning)
+            line_up(slot.exiles, sequence)
         slot.returning.clear()
 
     def _standings(self, now: float) -> list[Standing]:

@@ -26,7 +26,7 @@ from tierd.errors import DeviceError, UnavailableError
 from tierd.kv.moves import Move
 from tierd.kv.saved import evacuate
 from tierd.metrics import Metrics
-from tierd.slot import Guest, Placed, Slot, Step
+from tierd.slot import Guest, Placed, Slot, Step, line_up
 from tierd.tier.device_home import DeviceHome
 from tierd.tier.passes import Passes
 from tierd.tier.scratch import Scratch
@@ -341,7 +341,7 @@ class Fallbacks:
             assert first is not None
             if slot.understudy.returning or not slot.understudy.home.can_admit(first):
                 break
-            (slot.returning or slot.waiting).popleft()
+            slot.line.popleft()
             first.passes = reason
             self._hand_over(slot.understudy, first)
             reason = routing.passing(slot)
@@ -395,7 +395,7 @@ class Fallbacks:
         back = list(slot.exiles)
         for sequence in back:
             sequence.passes = None
-        slot.returning.extend(back)
+            line_up(slot.returning, sequence)
         slot.exiles.clear()
         long = [
             sequence for sequence in [*slot.returning, *slot.waiting] if len(sequence.tokens) > slot.longest
@@ -422,7 +422,7 @@ class Fallbacks:
         evacuate(home, home.bank, sequence, out, keep=home.keeps)
 
     def _hand_over(self, understudy: Slot, sequence: Sequence) -> None:
-        understudy.returning.append(sequence)
+        line_up(understudy.returning, sequence)
         self._streams.place(understudy, sequence)
 
     def _plan_rearm(self, slot: Slot) -> None:

@@ -72,7 +72,6 @@ from tierd.errors import (
     DeviceError,
     ExecutorError,
     ModelError,
-    QueueFullError,
     RequestError,
     SlowReaderError,
     StateError,
@@ -409,14 +408,14 @@ class Loop:
             self._ledger.refused(request, submitted, error, known=request.model in self._slots)
             self._emit(request.id, FailedEvent(error))
             return
-        sequence = Sequence(request, text, list(request.prompt), submitted=submitted)
+        rank = queue.rank(request, submitted, self._settings.queue)
+        sequence = Sequence(request, text, list(request.prompt), submitted=submitted, rank=rank)
         self._live[request.id] = (slot, sequence)
         self._followers.follow(sequence, slot.tokenizer.end_ids)
         self._ledger.opened(sequence)
-        try:
-            queue.join(slot, sequence, self._settings.queue, self._ledger.service_s(slot.id))
-        except QueueFullError as error:
-            self.end(slot, sequence, FailedEvent(error))
+        away = queue.join(slot, sequence, self._settings.queue, self._ledger.service_s(slot.id))
+        if away is not None:
+            self.end(slot, away[0], FailedEvent(away[1]))
 
     def _close(self, request_id: str, reason: FinishReason) -> None:
         if request_id in self._live:

@@ -1,7 +1,13 @@
-"""Who may wait for a model, how long, and what those are told who may not.
+"""Who may wait for a model, in which order, how long, and what those are told who may not.
 
-Each model has a queue of its own: first come, first served, `capacity` requests long. Who can run with
-the slot's next step does not wait, and does not count.
+Each model has a queue of its own, `capacity` requests long. Who can run with the slot's next step does not
+wait, and does not count.
+
+The order is that of ranks. A request of priority p stands where one of priority 0 would that came
+p * `ageing_s` seconds later (earlier, below 0). So within one priority it is first come, first served, and of
+two priorities the sooner one overtakes only those that came no more than `ageing_s` before for each step
+between them: nothing starves. Where one too many waits the last in the order is turned away, whether it has
+just come or not.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from tierd.errors import (
     QueueTimeoutError,
 )
 from tierd.settings import QueueSettings
-from tierd.slot import Slot
+from tierd.slot import Slot, line_up
 
 LONGEST_RETRY_S = 3600
 
@@ -50,38 +56,49 @@ def ready(slot: Slot) -> int:
     return fitting(slot, list(islice(slot.waiting, places)))
 
 
-def join(slot: Slot, sequence: Sequence, settings: QueueSettings, service_s: float) -> None:
-    """Put a request at the end of the queue. Raises QueueFullError when it would wait as one too many.
+def rank(request: Request, submitted: float, settings: QueueSettings) -> float:
+    """Return a request's place in the order: lower is sooner. Pure."""
+    return submitted + request.priority * settings.ageing_s
 
-    service_s: how long the model's requests run, as far as is known; 0 when it is not.
+
+def join(
+    slot: Slot, sequence: Sequence, settings: QueueSettings, service_s: float
+) -> tuple[Sequence, QueueFullError] | None:
+    """Put a request into the queue, where its rank has it; return who is turned away for it, and why.
+
+    Who is turned away is in the queue still. service_s: how long the model's requests run, as far as is
+    known; 0 when it is not.
     """
-    slot.waiting.append(sequence)
+    line_up(slot.waiting, sequence)
     waiting = len(slot.waiting) - ready(slot)
-    if waiting > settings.capacity:
-        full = QueueFullError(
-            f"{slot.id}: the queue is full ({waiting - 1} of {settings.capacity} wait): {_obstacle(slot)}; "
-            "try again later",
-            retry_after=retry_after(slot, 1, service_s),
-        )
-        slot.waiting.pop()
-        raise full
+    if waiting <= settings.capacity:
+        return None
+    return slot.waiting[-1], QueueFullError(
+        f"{slot.id}: the queue is full ({waiting - 1} of {settings.capacity} wait): {_obstacle(slot)}; "
+        "try again later",
+        retry_after=retry_after(slot, 1, service_s),
+    )
 
 
 def deadline(slot: Slot, settings: QueueSettings) -> float | None:
-    """Return when the first that cannot run will have waited too long, monotonic seconds. Pure.
+    """Return when the first of those that cannot run will have waited too long, monotonic seconds. Pure.
 
     While its model is away from the device, and before it was back, nobody waits in vain.
     """
-    first = ready(slot)
-    if not settings.timeout_s or first == len(slot.waiting) or slot.awaited:
-        return None
-    return max(slot.waiting[first].submitted, slot.back) + settings.timeout_s
+    longest = _longest(slot) if settings.timeout_s and not slot.awaited else None
+    return None if longest is None else max(longest.submitted, slot.back) + settings.timeout_s
 
 
 def overdue(slot: Slot, settings: QueueSettings, now: float) -> Sequence | None:
-    """Return the first that cannot run, if it has waited too long. Pure."""
+    """Return who cannot run and has waited longest, if that is too long. Pure."""
     end = deadline(slot, settings)
-    return slot.waiting[ready(slot)] if end is not None and end <= now else None
+    return _longest(slot) if end is not None and end <= now else None
+
+
+def _longest(slot: Slot) -> Sequence | None:
+    """Return who of those that cannot run came first."""
+    there = islice(slot.waiting, ready(slot), None)
+    return min(there, key=lambda sequence: sequence.submitted, default=None)
 
 
 def timed_out(slot: Slot, settings: QueueSettings, service_s: float) -> QueueTimeoutError:

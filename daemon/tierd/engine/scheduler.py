@@ -1,8 +1,9 @@
 """Whose rows go into a slot's next step, and what the tokens that come out of it mean.
 
-First come, first served: a request is admitted once its home has the pages for it, and one that waits is not
-overtaken. What is kept of its prompt is not fed again. Every step holds one row for each stream that
-generates and as many rows of prompts as are allowed, oldest stream first: one pass over the weights for all.
+Streams stand in the order of their ranks (`engine.queue`), those of one priority in that of their coming: a
+request is admitted once its home has the pages for it, and one that waits is not overtaken by any behind it.
+What is kept of its prompt is not fed again. Every step holds one row for each stream that generates and as
+many rows of prompts as are allowed, in that order: one pass over the weights for all.
 
 An executor that draws tokens is given a step before the last one is done. Its rows then refer to tokens that
 nobody has seen yet. A row that turns out to have been fed something else than what became of its stream is
@@ -32,7 +33,7 @@ from tierd.core import (
 from tierd.engine.flights import Flight, counting, flights
 from tierd.engine.pace import Allowance
 from tierd.engine.sampler import awaits_text, draw
-from tierd.slot import Slot, Step
+from tierd.slot import Slot, Step, line_up
 
 
 def schedule(slot: Slot, allowance: Allowance | None = None) -> Step | None:
@@ -77,7 +78,7 @@ def admit_all(slot: Slot) -> None:
 
 
 def can_admit(slot: Slot) -> bool:
-    """Whether who is next can run now: a stream that comes back, or the request that waits longest. Pure."""
+    """Whether who is next can run now. Pure."""
     first = slot.first
     return (
         first is not None
@@ -90,9 +91,9 @@ def can_admit(slot: Slot) -> bool:
 
 def admit(slot: Slot) -> None:
     """Let who is next run, on what is kept of its tokens."""
-    sequence = (slot.returning or slot.waiting).popleft()
+    sequence = slot.line.popleft()
     slot.home.admit(sequence)
-    slot.running.append(sequence)
+    line_up(slot.running, sequence)
 
 
 def choose_rows(
@@ -100,8 +101,8 @@ def choose_rows(
 ) -> list[tuple[Sequence, int]]:
     """Return (sequence, number of rows) for the next step, in the order of `running`. Spends the allowance.
 
-    Who generates gets a row in every step, whoever prefills. Prompts share the allowance oldest first, so
-    each of them is done after the rows of those before it and its own, whatever comes later. So do streams
+    Who generates gets a row in every step, whoever prefills. Prompts share the allowance in order, so each of
+    them is done after the rows of those before it and its own, whatever stands behind. So do streams
     whose rows are lost, with all their tokens. most: positions that a stream can have. whole: prompts are fed
     in one piece, when there is room for it.
     """
@@ -223,7 +224,7 @@ def exile(slot: Slot, sequence: Sequence, reason: PassReason | None, queue: dequ
     sequence.held.clear()
     sequence.fed, sequence.foreseen, sequence.follows = 0, -1, None
     sequence.passes = reason
-    queue.append(sequence)
+    line_up(queue, sequence)
 
 
 def settle(slot: Slot, step: Step, *, failed: bool) -> None:

@@ -159,7 +159,7 @@ class Switch:
             return any(slot.move is None and slot.home.moves for slot in self._emptied)
         self._leave_phase()
         for slot in self.outgoing:  # those without rows were there first
-            slot.returning = deque(sorted(slot.returning, key=lambda sequence: sequence.submitted))
+            slot.returning = deque(sorted(slot.returning, key=lambda sequence: sequence.rank))
         for slot in self._slots:
             slot.handed = True
         # A daemon: a hung driver must not keep the process from ending.

@@ -173,6 +173,7 @@ def _requests(
         sampling=translate.sampling(body, entry),
         stop=translate.stops(body),
         ignore_eos=bool(body.ignore_eos),
+        priority=body.priority or 0,
         top_logprobs=translate.top_logprobs(body),
         grammar=grammar,
     )

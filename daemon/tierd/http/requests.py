@@ -21,6 +21,7 @@ Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 # A count; more tokens than there are in any vocabulary or context is all of them.
 Count = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 MAX_CHOICES = 16
+MAX_PRIORITY = 100
 MAX_LOGPROBS = 20
 Logprobs = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 
@@ -72,6 +73,7 @@ class Generation(msgspec.Struct, kw_only=True):
     ignore_eos: go on past the end of the text. An extension of OpenAI's API, like top_k, min_p and the two
     that begin with "repeat", which llama.cpp has as well, and allowed_token_ids, which vLLM has.
     What an answer must obey stands in one field of those that `formats` reads.
+    priority: lower ones are served sooner, as with vLLM.
     """
 
     model: str | None = None
@@ -93,6 +95,7 @@ class Generation(msgspec.Struct, kw_only=True):
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Positive | None = None
     ignore_eos: bool | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Raw = SILENT

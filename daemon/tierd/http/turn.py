@@ -108,6 +108,7 @@ class Turns:
             sampling=translate.sampling(turn.generation, entry),
             stop=translate.stops(turn.generation),
             ignore_eos=bool(turn.generation.ignore_eos),
+            priority=turn.generation.priority or 0,
             top_logprobs=turn.top_logprobs,
             grammar=grammar,
             spelled=prompt.spelled,

@@ -1,0 +1,189 @@
+"""Who is served first when requests have priorities, and that nobody starves."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.drive import begin, complete, rows, run
+from engine.harness import Gate, model, running
+from engine.null_slot import null_slot, request
+from tierd.chat.stops import text_stream
+from tierd.core import FailedEvent, FinishedEvent, Request, Sequence
+from tierd.engine import queue
+from tierd.engine.scheduler import admit_all, exile, leave
+from tierd.errors import QueueFullError
+from tierd.settings import QueueSettings, Settings
+from tierd.slot import Slot
+
+AGEING_S = 5.0
+SETTINGS = QueueSettings(capacity=3, ageing_s=AGEING_S)
+
+
+def asked(id: str, priority: int = 0, prompt: bytes = b"ab", tokens: int = 2) -> Request:
+    plain: dict[str, Any] = {name: getattr(request(id, prompt, tokens), name) for name in Request.__slots__}
+    return Request(**plain | {"priority": priority})
+
+
+def come(slot: Slot, r: Request, now: float, settings: QueueSettings = SETTINGS) -> Sequence | None:
+    """Let a request come; return who is turned away."""
+    rank = queue.rank(r, now, settings)
+    sequence = Sequence(r, text_stream(slot.tokenizer, r.stop), list(r.prompt), submitted=now, rank=rank)
+    away = queue.join(slot, sequence, settings, 1.0)
+    if away is None:
+        return None
+    assert isinstance(away[1], QueueFullError)
+    leave(slot, away[0])
+    return away[0]
+
+
+def names(streams: Any) -> list[str]:
+    return [sequence.request.id for sequence in streams]
+
+
+def test_lower_priorities_go_first_and_equal_ones_in_order_of_arrival() -> None:
+    slot = null_slot(model("null", streams=1))
+    for i, priority in enumerate((0, 1, -1, 0, -1)):
+        come(slot, asked(f"r{i}", priority), 10.0 + i, QueueSettings())
+    assert names(slot.waiting) == ["r2", "r4", "r0", "r3", "r1"]
+    served = []
+    while step := begin(slot):
+        served += [name for name in rows(step) if name not in served]
+        complete(slot)
+    assert served == ["r2", "r4", "r0", "r3", "r1"]
+
+
+def test_who_has_waited_long_enough_is_not_overtaken() -> None:
+    slot = null_slot(model("null", streams=1))
+    come(slot, asked("low", 2), 10.0)
+    come(slot, asked("soon", 0), 10.0 + 2 * AGEING_S - 0.1)
+    come(slot, asked("late", 0), 10.0 + 2 * AGEING_S + 0.1)
+    assert names(slot.waiting) == ["soon", "low", "late"]
+
+
+def test_priorities_count_for_nothing_without_ageing() -> None:
+    slot = null_slot(model("null", streams=1))
+    for i in range(3):
+        come(slot, asked(f"r{i}", -i), float(i), QueueSettings(ageing_s=0))
+    assert names(slot.waiting) == ["r0", "r1", "r2"]
+
+
+def test_the_last_in_the_order_is_turned_away_from_a_full_queue() -> None:
+    slot = null_slot(model("null", streams=1))
+    for i in range(4):
+        assert come(slot, asked(f"r{i}", i % 2), float(i)) is None
+    assert names(slot.waiting) == ["r0", "r2", "r1", "r3"]
+    assert names([come(slot, asked("sooner", -1), 4.0)]) == ["r3"]
+    assert names([come(slot, asked("later", 9), 5.0)]) == ["later"]
+    assert names(slot.waiting) == ["sooner", "r0", "r2", "r1"]
+
+
+def test_who_has_waited_too_long_is_told_wherever_it_stands() -> None:
+    slot = null_slot(model("null", streams=1))
+    limits = QueueSettings(timeout_s=7)
+    come(slot, asked("low", 2), 10.0, limits)
+    for i in range(3):
+        come(slot, asked(f"r{i}"), 11.0 + i, limits)
+    assert names(slot.waiting) == ["r0", "r1", "r2", "low"]
+    assert queue.deadline(slot, limits) == 17.0
+    assert queue.overdue(slot, limits, 16.9) is None
+    assert names([queue.overdue(slot, limits, 17.0)]) == ["low"]
+
+
+def test_prompts_of_a_lower_priority_are_read_first() -> None:
+    slot = null_slot(model("null", streams=2), chunk_rows=4)
+    come(slot, asked("long", 0, b"x" * 20), 1.0)
+    assert rows(begin(slot)) == {"long": 4}
+    complete(slot)
+    come(slot, asked("urgent", -1, b"y" * 6), 2.0)
+    assert rows(begin(slot)) == {"urgent": 4}
+    complete(slot)
+    assert rows(begin(slot)) == {"urgent": 2, "long": 2}
+
+
+def test_streams_that_come_back_stand_before_those_that_wait_with_their_rank() -> None:
+    slot = null_slot(model("null", streams=1), pages=32)
+    come(slot, asked("runs", 0, tokens=9), 1.0)
+    begin(slot)
+    complete(slot)
+    (runs,) = slot.running
+    slot.home.let_go(runs, written=False)
+    exile(slot, runs, None, slot.returning)
+    come(slot, asked("waits"), 2.0)
+    come(slot, asked("urgent", -1), 3.0)
+    assert slot.first is not None
+    assert slot.first.request.id == "urgent"
+    admit_all(slot)
+    assert names(slot.running) == ["urgent"]
+    run(slot)
+    assert runs.generated == 9
+
+
+Arrivals = list[tuple[float, int, int]]  # seconds since the last, priority, how many end before
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 12, width=16), st.integers(-2, 2), st.integers(0, 3)), min_size=1, max_size=30
+    )
+)
+def test_nobody_is_overtaken_by_who_comes_too_late(arrivals: Arrivals) -> None:
+    slot = null_slot(model("null", streams=1))
+    now, came, turned, order = 0.0, {}, [], []
+
+    def serve() -> None:
+        admit_all(slot)
+        for sequence in list(slot.running):
+            order.append(sequence.request.id)
+            leave(slot, sequence)
+
+    for i, (pause, priority, ends) in enumerate(arrivals):
+        for _ in range(ends):
+            serve()
+        now += pause
+        id = f"r{i}"
+        came[id] = (now, priority)
+        before = names(slot.waiting)
+        away = come(slot, asked(id, priority), now)
+        assert [name for name in names(slot.waiting) if name != id] == [
+            name for name in before if away is None or name != away.request.id
+        ]
+        if away is not None:
+            turned.append(away.request.id)
+            assert away.rank >= max(sequence.rank for sequence in slot.waiting)
+            assert len(slot.waiting) - queue.ready(slot) == SETTINGS.capacity
+    while slot.waiting:
+        serve()
+    assert sorted([*order, *turned]) == sorted(came)
+    for first, second in combinations(order, 2):
+        (sooner, high), (later, low) = came[first], came[second]
+        if sooner > later:  # `first` has overtaken
+            assert high < low
+            assert sooner - later <= AGEING_S * (low - high)
+
+
+@pytest.mark.parametrize("capacity", [1, 8])
+def test_an_engine_serves_by_priority(capacity: int) -> None:
+    gate = Gate()
+    settings = Settings(queue=QueueSettings(capacity=capacity))
+    with running(model("null", streams=1), settings=settings, before_step=gate) as harness:
+        harness.engine.submit(asked("runs"))
+        gate.wait()
+        harness.engine.submit(asked("low", 3))
+        harness.engine.submit(asked("high", -3))
+        gate.let(100)
+        ends = ["runs", "high"] if capacity == 1 else ["runs", "high", "low"]
+        for id in ends:
+            assert isinstance(harness.mail.terminal(id), FinishedEvent)
+        if capacity == 1:
+            event = harness.mail.terminal("low")
+            assert isinstance(event, FailedEvent)
+            assert isinstance(event.error, QueueFullError)
+            assert not harness.mail.started("low")
+        told = [id for call in harness.mail.calls for id, event in call if isinstance(event, FinishedEvent)]
+        assert told == ends
+        assert harness.rests()
