@@ -183,9 +183,17 @@ def test_what_does_not_fit_is_told_with_its_numbers(
 ) -> None:
     config = tmp_path / "little.toml"
     config.write_text("kv.memory_mb = 1\n")
-    host = size(capsys, str(bare), "--config", str(config), "--context", "4096", "--streams", "3")["host"]
+    arguments = (str(bare), "--config", str(config), "--context", "4096", "--streams", "3", "--vram", "12")
+    report = size(capsys, *arguments)
+    host = report["host"]
     assert host["decline"].startswith("one stream of 4096 positions needs 8.0 MiB of K/V memory")
     assert (host["kv"], host["most_streams"]) == (3 * 8 * MIB, 0)
+    assert report["rails"]["decline"] == host["decline"]
+
+    assert main(["size", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert f"It cannot be on cpu: {host['decline']}." in shown
+    assert "Streams resident by memory, of 3: none." in shown
 
 
 @pytest.mark.usefixtures("_no_gpu")

@@ -55,7 +55,8 @@ def print_report(report: SizeReport) -> None:
     say(console, f"\nBesides, tokenizer and template take {mib(report.text)} of the machine's memory.")
     for place in places:
         if place.decline:
-            say(console, f"It cannot be whole on {place.place}: {place.decline}.")
+            whole = "" if place is report.host else " whole"
+            say(console, f"It cannot be{whole} on {place.place}: {place.decline}.")
     if report.no_device:
         say(console, f"It cannot be whole on a GPU: {report.no_device}.")
     if report.rails is not None:

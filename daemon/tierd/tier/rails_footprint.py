@@ -44,10 +44,10 @@ def rails_footprint(
     Raises UnsupportedModelError for what the host lacks.
     """
     demand = demand_of(plan, file, KV_CODECS[model.codec], host.rows)
-    layers, decline = demand.within(room), ""
-    if not demand.layers:
+    layers, decline = demand.within(room), host.decline  # all else is on the host
+    if not decline and not demand.layers:
         decline = "none of its matmuls is one that Kompute can bind"
-    elif not layers:
+    elif not decline and not layers:
         first = mib(demand.bytes_of(demand.layers[:1]))
         decline = f"{mib(room)} hold not one of its layers; the first one takes {first}"
     taken = demand.bytes_of(layers)
