@@ -304,9 +304,10 @@ def tried(monkeypatch: pytest.MonkeyPatch, folder: Path, content: str, reason: s
     (folder / "kp.py").write_text(content)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "kp", raising=False)
-    found = rails.kompute(lambda: reason)
-    monkeypatch.delitem(sys.modules, "kp", raising=False)
-    return found
+    try:
+        return rails.kompute(lambda: reason)
+    finally:
+        sys.modules.pop("kp", None)
 
 
 def test_kompute_that_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
