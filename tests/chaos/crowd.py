@@ -41,7 +41,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a client got of a request that it waited for: its name and text, or a status of error."""
+    """What a client got of a request that it waited for: name, text, and a status of error, if any."""
 
     ask: Ask
     began: float
@@ -54,15 +54,19 @@ class Heard:
 
 @dataclass
 class Window:
-    """A time in which requests may be refused or ended. model: whose; None: of all. statuses: how."""
+    """A time in which requests may be refused. model: whose; None: of all. statuses: how.
+
+    cuts: whether those may be ended, too, that have been answered in part.
+    """
 
     model: str | None
     statuses: tuple[int, ...]
+    cuts: bool
     began: float = field(default_factory=time.monotonic)
     ended: float = float("inf")
 
     def excuses(self, heard: Heard) -> bool:
-        mine = self.model in (None, heard.ask.model)
+        mine = self.model in (None, heard.ask.model) and (self.cuts or not heard.text)
         return (
             mine and heard.status in self.statuses and self.began <= heard.ended and heard.began <= self.ended
         )
@@ -163,7 +167,7 @@ class Storm:
         while self._pause(random, 1.0):
             if random.random() < 0.3:
                 self.did["drain"] += 1
-                window = self._open(None, UNAVAILABLE)
+                window = self._open(Window(None, (UNAVAILABLE,), cuts=False))
                 answer = self.house.post("/drain")
                 assert answer.status_code == 202, answer.text
                 self._pause(random, 0.3)
@@ -172,8 +176,8 @@ class Storm:
             else:
                 self.did["unload"] += 1
                 model = random.choice(self.house.models).id
-                window = self._open(model, NOT_FOUND, UNAVAILABLE)
                 limit = {"limit_s": random.choice((0, 0.2))} if random.random() < 0.7 else {}
+                window = self._open(Window(model, (NOT_FOUND, UNAVAILABLE), cuts=bool(limit)))
                 self.house.do("/models/unload?wait=true", model=model, **limit)
                 self._pause(random, 0.2)
                 self._load(model, random.random() < 0.5)
@@ -192,9 +196,9 @@ class Storm:
             )
             activate = False
 
-    def _open(self, model: str | None, *statuses: int) -> Window:
-        self.windows.append(Window(model, statuses))
-        return self.windows[-1]
+    def _open(self, window: Window) -> Window:
+        self.windows.append(window)
+        return window
 
     def _mover(self, random: Random) -> None:
         """Has models brought to the device, and caches flushed."""

@@ -90,14 +90,19 @@ class House:
         )
 
     def declined(self) -> list[str]:
-        """Return the models that the device has not taken and is not going to be asked for again."""
-        states, waits = self.live.engine.snapshot.models, self.stage.tier.status().retry_s is not None
-        return [model for model, state in states.items() if not waits and state.seat in ("", "lost")]
+        """Return the models that the device has declined when they were loaded."""
+        return [model for model, state in self.live.engine.snapshot.models.items() if not state.seat]
 
     def vacate(self) -> None:
         """Unload every model."""
         for model in list(self.live.engine.snapshot.models):
             self.do("/models/unload?wait=true", model=model)
+
+    @property
+    def connections(self) -> int:
+        """Those of clients that the server has not closed."""
+        servers = (self.live.server, *self.live.server.admin)
+        return sum(len(server.server_state.connections) for server in servers)
 
     @property
     def workers(self) -> list[str]:
@@ -177,5 +182,7 @@ def housed(
         admin = stack.enter_context(
             httpx.Client(transport=transport, base_url="http://admin", timeout=LONG_WAIT_S)
         )
+        for client in (live.http, admin):  # what a client keeps open is no descriptor of the server's
+            client.headers["connection"] = "close"
         yield House(models, live, admin, stage, traces, reference)
         stack.callback(stage.forget_devices)
