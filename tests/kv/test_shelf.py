@@ -24,18 +24,25 @@ def entry_of(tokens: list[int]) -> Banked:
     return entry
 
 
-@given(held=st.lists(TOKENS, max_size=14), gone=st.sets(st.integers(0, 13)), asked=TOKENS)
+@given(
+    held=st.lists(TOKENS, max_size=14),
+    gone=st.sets(st.integers(0, 13)),
+    one_by_one=st.booleans(),
+    asked=TOKENS,
+)
 @settings(max_examples=400, deadline=None, derandomize=True)
 def test_a_shelf_finds_what_a_look_through_all_finds(
-    held: list[list[int]], gone: set[int], asked: list[int]
+    held: list[list[int]], gone: set[int], one_by_one: bool, asked: list[int]
 ) -> None:
     entries = [entry_of(tokens) for tokens in held]
     shelf = Shelf()
     for entry in entries:
         shelf.add(entry)
-    for index in gone & set(range(len(entries))):
-        shelf.discard(entries[index])
-        shelf.discard(entries[index])
+    going = {entry for index, entry in enumerate(entries) if index in gone}
+    for entry in going if one_by_one else ():
+        shelf.discard(entry)
+        shelf.discard(entry)
+    shelf.discard_all(going)
     left = [entry for index, entry in enumerate(entries) if index not in gone]
     tokens = pack(asked)
     latest_first = [(entry, entry.packed or b"") for entry in reversed(left)]
@@ -50,10 +57,13 @@ def test_a_shelf_finds_what_a_look_through_all_finds(
 @given(
     times=st.lists(st.sampled_from([1.0, 2.0, 3.0]), max_size=14),
     gone=st.sets(st.integers(0, 13)),
+    one_by_one=st.booleans(),
     again=st.sets(st.integers(0, 13)),
 )
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_entries_are_in_the_order_of_their_use(times: list[float], gone: set[int], again: set[int]) -> None:
+def test_entries_are_in_the_order_of_their_use(
+    times: list[float], gone: set[int], one_by_one: bool, again: set[int]
+) -> None:
     """Of the same time those come first that were used first."""
     recency, entries = Recency(), [entry_of([1]) for _ in times]
     for entry, when in zip(entries, times, strict=True):
@@ -65,8 +75,10 @@ def test_entries_are_in_the_order_of_their_use(times: list[float], gone: set[int
         entries[index].use(2.0)
         recency.add(entries[index])
     for index in gone & set(known):
-        recency.discard(entries[index])
-        recency.discard(entries[index])
+        if one_by_one:
+            recency.discard(entries[index])
+            recency.discard(entries[index])
+    recency.discard_all({entries[index] for index in gone & set(known)})
     left = [entries[index] for index in known if index not in gone]
     assert list(recency) == sorted(left, key=lambda entry: entry.order)
     assert list(reversed(recency)) == list(recency)[::-1]

@@ -217,8 +217,15 @@ class Bank:
         gone = [
             entry for entry in self._entries if entry.kept and not entry.live and model in (None, entry.model)
         ]
-        for entry in reversed(gone):
-            self.close(entry)
+        free = {entry for entry in gone if not entry.pins}
+        for entries in (self._entries, self._unfiled, self._spare, self._filed, *self._shelves.values()):
+            entries.discard_all(free)
+        self._unfiled_bytes = sum(entry.bytes for entry in self._unfiled)
+        for entry in gone:
+            if entry in free:
+                self._end(entry)
+            else:
+                self.close(entry)
         return len(gone)
 
     def when_cleared(self, then: Callable[[str], None]) -> None:
@@ -331,10 +338,14 @@ class Bank:
 
     def _take_out(self, entry: Banked) -> None:
         """Take an entry out of them, before anything changes by which they go."""
-        if entry in self._unfiled:
+        self._entries.discard(entry)
+        if entry.path is not None:
+            self._filed.discard(entry)
+        if entry.in_memory and entry.path is not None:
+            self._spare.discard(entry)
+        elif entry.in_memory:
+            self._unfiled.discard(entry)
             self._unfiled_bytes -= entry.bytes
-        for entries in (self._entries, self._unfiled, self._spare, self._filed):
-            entries.discard(entry)
 
     def _shelf(self, model: str, origin: str) -> Shelf:
         return self._shelves[model, origin]
@@ -399,6 +410,10 @@ class Bank:
         self._take_out(entry)
         if not entry.closing:
             self._unshelve(entry)
+        self._end(entry)
+
+    def _end(self, entry: Banked) -> None:
+        """Give back what an entry has that is in no set."""
         if entry.in_memory:
             self._free(entry)
         self._forget_file(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from operator import attrgetter
 
 from tierd.kv.banked import Banked
@@ -47,3 +48,7 @@ class Recency:
         at = bisect_left(self._entries, entry.order, key=_ORDER)
         if at < len(self._entries) and self._entries[at] is entry:
             del self._entries[at]
+
+    def discard_all(self, gone: AbstractSet[Banked]) -> None:
+        """Take many out at once, those that are there."""
+        self._entries = [entry for entry in self._entries if entry not in gone]

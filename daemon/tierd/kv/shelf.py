@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from tierd.kv.banked import Banked
 from tierd.kv.openings import TOKEN_BYTES, shared_opening
@@ -32,6 +33,10 @@ class Shelf:
                 del self._entries[at]
                 return
             at += 1
+
+    def discard_all(self, gone: AbstractSet[Banked]) -> None:
+        """Take many out at once, those that are there."""
+        self._entries = [entry for entry in self._entries if entry not in gone]
 
     def find(self, tokens: bytes, minimum: int = 1) -> tuple[Banked, int] | None:
         """Return the entry with the longest opening of packed tokens, `minimum` or more, and its length.

@@ -171,6 +171,8 @@ def _make_private(folder: Path, *, may_be_link: bool) -> None:
     """Make a folder into which nobody else may look, or find it so. Raises SettingsError, OSError."""
     with suppress(FileExistsError):
         folder.mkdir(0o700, parents=True)
+        with suppress(PermissionError):  # a folder may be written to that cannot be read
+            row_files.sync_folder(folder.parent)
     found = folder.stat(follow_symlinks=may_be_link)
     mode = stat.S_IMODE(found.st_mode)
     if stat.S_ISLNK(found.st_mode):
