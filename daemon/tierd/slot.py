@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from tierd.backends import library
 from tierd.backends.protocol import Executor
 from tierd.chat.grammar import Grammars
+from tierd.chat.formats import ReplyFormat
+from tierd.chat.probing import find_format
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
 from tierd.core import Batch, Chunk, Following, PassReason, Sequence

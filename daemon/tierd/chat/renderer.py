@@ -40,10 +40,14 @@ class TemplateError(Exception):
 
 
 class Renderer:
-    """One model's chat template. Thread-safe; renderings take turns."""
+    """One model's chat template. Thread-safe; renderings take turns.
+
+    template: its text. takes: the variables that it reads and does not set, beside the two of `variables`.
+    """
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:
         """Compile the template, `variables` being known to it. Raises TemplateError."""
+        self.template = template
         self._setup = {
             "template": template,
             "globals": dict(variables),
@@ -54,17 +58,27 @@ class Renderer:
         self._turn = threading.Lock()
         self._closed = False
         self._worker: _Worker | None = _Worker(self._setup)
+        self.takes = frozenset(self._worker.takes)
 
-    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
         """Return the prompt. Blocks, for milliseconds as a rule, for ten seconds at worst.
 
+        tools: in OpenAI's shape. variables: more that the template may take.
         Raises InvalidRequestError with the template's own message if it refuses the messages, fails, or
         takes too much time, memory or room; UnavailableError once it is closed.
         """
-        variables = {
-            "messages": messages,
-            "tools": None,
+        given = {
             "documents": None,
+            **(variables or {}),
+            "messages": messages,
+            "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
         with self._turn:
@@ -73,7 +87,7 @@ class Renderer:
                     raise UnavailableError(_CLOSED)
                 if self._worker is None:
                     self._worker = _Worker(self._setup)
-                return self._worker.ask(variables)
+                return self._worker.ask(given)
             except TemplateError as error:
                 if self._closed:
                     raise UnavailableError(_CLOSED) from None
@@ -131,7 +145,10 @@ def encode_prompt(tokenizer: Tokenizer, rendered: str) -> list[int]:
 
 
 class _Worker:
-    """A process that has compiled one template. Killed when this object goes, or the interpreter ends."""
+    """A process that has compiled one template. Killed when this object goes, or the interpreter ends.
+
+    takes: the names of variables that the template reads.
+    """
 
     def __init__(self, setup: Mapping[str, object]) -> None:
         """Start it. Raises TemplateError if the template does not compile."""
@@ -146,7 +163,7 @@ class _Worker:
                 env={name: os.environ[name] for name in ("TZ", "LD_LIBRARY_PATH") if name in os.environ},
             )
         self._end = weakref.finalize(self, _end, self._process, self._connection)
-        self.ask(setup)
+        self.takes: list[str] = json.loads(self.ask(setup))
 
     @property
     def alive(self) -> bool:

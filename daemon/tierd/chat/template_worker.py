@@ -3,6 +3,7 @@
 Run with the number of a file descriptor, one end of a `multiprocessing.Pipe`. The first message in is a
 JSON object {"template", "globals", "memory", "seconds", "characters"}; each later one holds the variables
 of one rendering. Each is answered by one: "+" and the text as UTF-8, or "-" and what is wrong in one line.
+The text that answers the first is a JSON list of the variables that the template reads.
 It ends when the other end is closed, or dies of SIGPROF when a rendering takes too long.
 
 The engine is set up as the `transformers` library sets it up, for which the templates were written: Jinja2's
@@ -20,7 +21,7 @@ from datetime import datetime
 from multiprocessing.connection import Connection
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Environment, Template, TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -60,14 +61,25 @@ def strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def compile_template(source: str, variables: dict[str, Any]) -> Template:
-    """Compile a template, `variables` being known to every rendering."""
+def make_environment() -> Environment:
+    """Return what templates are compiled in."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = tojson
     environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    return environment.from_string(source, globals=variables)
+    return environment
+
+
+def compile_template(source: str, variables: dict[str, Any]) -> Template:
+    """Compile a template, `variables` being known to every rendering."""
+    return make_environment().from_string(source, globals=variables)
+
+
+def taken(source: str) -> list[str]:
+    """Return the names of the variables that a template reads and does not set."""
+    environment = make_environment()
+    return sorted(meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys())
 
 
 def render(template: Template, variables: dict[str, Any], characters: int) -> str:
@@ -103,7 +115,7 @@ def serve(connection: Connection) -> None:
         try:
             if template is None:
                 template = compile_template(setup["template"], setup["globals"])
-                answer = "+"
+                answer = "+" + json.dumps(taken(setup["template"]))
             else:
                 answer = "+" + render(template, variables, setup["characters"])
         except Exception as error:

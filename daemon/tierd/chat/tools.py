@@ -1,23 +1,144 @@
-"""Tools that a model may call."""
+"""Tools that a model may call: as its template takes them, or told in the words of the generic way.
+
+The generic way is for templates that know no tools: what there is to call stands in the system message, a
+call is written as `GENERIC` says, and what comes back is a message of the user's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+Message = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that a client offers. parameters: JSON Schema of its arguments, an object's."""
+    """A function that a client offers. parameters: JSON Schema of its arguments, which are an object."""
 
     name: str
     description: str | None = None
     parameters: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def schema(self) -> dict[str, object]:
+        """The schema of its arguments; of a tool that takes none, that of an empty object."""
+        return dict(self.parameters) or {"type": "object", "properties": {}}
+
     def told(self) -> dict[str, object]:
-        """Return it as templates expect tools, in OpenAI's shape."""
+        """Return it as templates take tools, in OpenAI's shape."""
         function: dict[str, object] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
-        function["parameters"] = dict(self.parameters) or {"type": "object", "properties": {}}
+        function["parameters"] = self.schema
         return {"type": "function", "function": function}
+
+
+def native(messages: Sequence[Message], *, objects: bool, thoughts: str) -> list[dict[str, object]]:
+    """Return messages as a template takes them that knows tools.
+
+    objects: arguments are to be objects, not JSON text. thoughts: the key for what an assistant has thought.
+    A tool's message gets the name of the tool whose call it answers.
+    """
+    names: dict[object, object] = {}
+    given = []
+    for message in messages:
+        mine = _thought(message, thoughts)
+        if calls := _calls(message):
+            names |= {call["id"]: call["function"]["name"] for call in calls}
+            mine["tool_calls"] = [_with_objects(call) for call in calls] if objects else list(calls)
+        if message["role"] == "tool" and "name" not in mine and message.get("tool_call_id") in names:
+            mine["name"] = names[message["tool_call_id"]]
+        given.append(mine)
+    return given
+
+
+def _thought(message: Message, key: str) -> dict[str, object]:
+    mine = dict(message)
+    thought = mine.pop("reasoning_content", None)
+    if thought is not None and key:
+        mine[key] = thought
+    return mine
+
+
+def _calls(message: Message) -> Sequence[Mapping[str, Any]]:
+    calls = message.get("tool_calls", ())
+    assert isinstance(calls, Sequence)
+    return calls
+
+
+def _with_objects(call: Mapping[str, Any]) -> dict[str, object]:
+    """Return a call whose arguments are an object, where their text is the JSON of one."""
+    function = dict(call["function"])
+    try:
+        function["arguments"] = json.loads(function["arguments"])
+    except ValueError:
+        pass
+    return {**call, "function": function}
+
+
+_TOLD = """You may call functions. These are there, each as JSON with the schema of its parameters:
+{tools}
+To call one, write its name and its arguments as JSON, in this way and with nothing behind it:
+<tool_call>
+{{"name": "NAME", "arguments": {{"PARAMETER": VALUE}}}}
+</tool_call>
+{several} The result comes to you between <tool_response> and </tool_response>. Call a function only where \
+it is of use; otherwise answer in plain words."""
+_SEVERAL = "For several calls write several such blocks."
+_ONE = "Write one call at a time."
+
+
+def generic(
+    messages: Sequence[Message], tools: Sequence[Tool], *, parallel: bool, system: bool, thoughts: str
+) -> list[dict[str, object]]:
+    """Return messages for a template that knows no tools: what concerns them is written into the texts.
+
+    system: the template knows system messages; else the tools stand before the first message of the user.
+    thoughts: as of `native`.
+    """
+    given = [_thought(message, thoughts) for message in messages]
+    if tools:
+        listed = "\n".join(json.dumps(tool.told()["function"], ensure_ascii=False) for tool in tools)
+        _add_system(given, _TOLD.format(tools=listed, several=_SEVERAL if parallel else _ONE), system=system)
+    plain: list[dict[str, object]] = []
+    for message in given:
+        if message["role"] == "tool":
+            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if plain and plain[-1].pop("answers", False):
+                plain[-1]["content"] = f"{plain[-1]['content']}\n{text}"
+                plain[-1]["answers"] = True
+            else:
+                plain.append({"role": "user", "content": text, "answers": True})
+            continue
+        if calls := _calls(message):
+            written = [message["content"], *(_written(call) for call in calls)]
+            message = {"role": message["role"], "content": "\n".join(str(text) for text in written if text)}
+        plain.append(message)
+    for message in plain:
+        message.pop("answers", None)
+    return plain
+
+
+def _add_system(messages: list[dict[str, object]], text: str, *, system: bool) -> None:
+    """Put a text at the end of the system message, or before the user's first where there is to be none."""
+    if messages and messages[0]["role"] == "system":
+        messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
+    elif system:
+        messages.insert(0, {"role": "system", "content": text})
+    else:
+        first = next((m for m in messages if m["role"] == "user"), None)
+        if first is None:
+            messages.insert(0, {"role": "user", "content": text})
+        else:
+            first["content"] = f"{text}\n\n{first['content']}"
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    """Return a call as the generic way has it."""
+    function = _with_objects(call)["function"]
+    assert isinstance(function, dict)
+    body = {"name": function["name"], "arguments": function["arguments"]}
+    return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"

@@ -1,0 +1,233 @@
+"""How one model takes a chat and answers it; `probing` finds it out when the model is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from tierd.chat.calls import GENERIC, CallSyntax
+from tierd.chat.grammar import Source
+from tierd.chat.harmony import HarmonyParser
+from tierd.chat.reasoning import HARMONY, ThoughtMarks
+from tierd.chat.renderer import Renderer
+from tierd.chat.reply import PlainParser, ReplyParser
+from tierd.chat.tagged import TaggedParser
+from tierd.chat.tools import Message, Tool, generic, native
+from tierd.errors import InvalidRequestError
+
+# Variables by which templates turn thinking on and off.
+_SWITCHES = ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+# Templates that take an effort know these three; OpenAI has more.
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+# The end of a prompt in which the marks of a thought may stand.
+_TAIL = 200
+MOST_CALLS = 16
+# Of the arguments of calls that are asked for: no white space that nobody needs.
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LETTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation that wants an answer; see http/turn.py for what the fields mean."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+    parallel: bool = True
+    thinking: bool | None = None
+    effort: str | None = None
+    variables: Mapping[str, object] | None = None
+    continues: bool = False
+    opens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt, and what the answer has begun with in it."""
+
+    prompt: str
+    opening: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyFormat:
+    """How one model answers. Immutable; for any thread, while its renderer is.
+
+    marks: around thoughts; None where it knows none. thinks: its template thinks unless told not to.
+    calls: how it writes calls. native: its template knows tools. objects: it takes arguments as objects.
+    several: and more than one call in a message. system: it knows system messages.
+    thoughts: the key under which it takes what was thought; "" where it does not.
+    specials: the marks that are control tokens, with their ids.
+    """
+
+    renderer: Renderer
+    marks: ThoughtMarks | None = None
+    thinks: bool = False
+    calls: CallSyntax = GENERIC
+    native: bool = False
+    objects: bool = True
+    several: bool = True
+    system: bool = True
+    thoughts: str = ""
+    specials: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def spelled(self) -> frozenset[int]:
+        """The control tokens that the parser must see."""
+        return frozenset(self.specials.values())
+
+    def render(self, chat: Chat) -> Rendered:
+        """Return the prompt of a chat. Blocks as Renderer.render does, and raises what that raises."""
+        if self.native:
+            messages = native(chat.messages, objects=self.objects, thoughts=self.thoughts)
+            tools = [tool.told() for tool in chat.tools] or None
+        else:
+            messages = generic(
+                chat.messages, chat.tools, parallel=chat.parallel, system=self.system, thoughts=self.thoughts
+            )
+            tools = None
+        variables = {**self._switched(chat), **(chat.variables or {})}
+        render = partial(self.renderer.render, tools=tools, variables=variables)
+        if chat.continues:
+            return _continued(render, messages)
+        prompt = render(messages, add_generation_prompt=chat.opens)
+        opening = self.marks.opening(prompt[-_TAIL:]) if self.marks and chat.opens else ""
+        if opening and self.marks and chat.thinking is False and self.marks.stage(opening) == "thought":
+            closing = f"\n{self.marks.end}\n\n"
+            return Rendered(prompt.rstrip() + closing, opening.rstrip() + closing)
+        return Rendered(prompt, opening)
+
+    def _switched(self, chat: Chat) -> dict[str, object]:
+        """Return the variables for what the chat says about thinking, where the template takes any."""
+        takes = self.renderer.takes
+        thinking = chat.thinking
+        variables: dict[str, object] = {}
+        if chat.effort is not None:
+            if thinking is None and chat.effort == "none":
+                thinking = False
+            if _EFFORT in takes:
+                variables[_EFFORT] = _EFFORTS.get(chat.effort, chat.effort)
+        if thinking is not None:
+            variables |= {name: thinking for name in _SWITCHES if name in takes}
+        return variables
+
+    def parser(
+        self, *, thinking: bool | None, opening: str = "", tools: Sequence[Tool] = (), parallel: bool = True
+    ) -> ReplyParser:
+        """Return the parser of one answer.
+
+        thinking: whether the model was asked to think; None: it was left to its template. opening: what the
+        answer has begun with in the prompt. tools: that it may call. parallel: more than one at a time.
+        """
+        if self.marks is None and not tools:
+            return PlainParser()
+        stage = self.marks.stage(opening) if self.marks else "content" if opening.strip() else "opening"
+        thinks = self.thinks and stage != "behind" if thinking is None else thinking
+        names = frozenset(tool.name for tool in tools)
+        several = parallel and (self.several or not self.native)
+        if self.marks is HARMONY:
+            return HarmonyParser(
+                tools=names, parallel=several, thinking=thinks, stage=stage, identify=self._identify
+            )
+        return TaggedParser(
+            marks=self.marks,
+            calls=self.calls,
+            tools=names,
+            parallel=several,
+            thinking=thinks,
+            stage=stage,
+            identify=self._identify,
+        )
+
+    def _identify(self) -> str:
+        """Return an id for a call."""
+        if self.native and self.calls.short_ids:
+            return "".join(secrets.choice(_LETTERS) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+    def grammar(
+        self, tools: Sequence[Tool], choice: str, *, parallel: bool, answer: Source | None = None
+    ) -> Source | None:
+        """Return what an answer obeys, thoughts left out; None where it is free.
+
+        choice: "auto", "none", "required" or the name of a tool. answer: what it obeys where it is no call.
+        Raises InvalidRequestError where tools may be called and the answer obeys a grammar of the client's.
+        """
+        if not tools or choice == "none" or (choice == "auto" and answer is None):
+            return answer
+        named = [tool for tool in tools if tool.name == choice]
+        several = parallel and not named and (self.several or not self.native)
+        syntax = self.calls
+        rules = []
+        for index, tool in enumerate(named or tools):
+            before = self._literal(syntax.before.replace("NAME", tool.name))
+            rules.append(f"call{index}: {before} arguments{index} {self._literal(syntax.after)}")
+            rules.append(f"arguments{index}: {_schema(tool.schema)}")
+        one = " | ".join(f"call{index}" for index in range(len(named or tools)))
+        more = f"({self._literal(syntax.between)} call){{0,{MOST_CALLS - 1}}}" if several else ""
+        start = "start: calls"
+        if choice == "auto" and answer is not None:
+            start += " | answer"
+            rules.append(f"answer: {_rule(answer)}")
+        calls = f"calls: {self._literal(syntax.first)} call {more} {self._literal(syntax.last)}"
+        return Source("lark", "\n".join([start, calls, f"call: {one}", *rules]))
+
+    def _literal(self, text: str) -> str:
+        """Return a text in Lark's notation; marks that are control tokens by their ids."""
+        if not text:
+            return ""
+        parts = (
+            re.split("(" + "|".join(map(re.escape, self.specials)) + ")", text) if self.specials else [text]
+        )
+        return " ".join(
+            f"<[{self.specials[part]}]>" if part in self.specials else json.dumps(part)
+            for part in parts
+            if part
+        )
+
+
+def _schema(schema: Mapping[str, object]) -> str:
+    """Return a JSON schema in Lark's notation."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _COMPACT})}"
+
+
+def _rule(source: Source) -> str:
+    """Return what a source describes as the body of a rule."""
+    match source.kind:
+        case "json_object":
+            return _schema({"type": "object"})
+        case "json_schema":
+            return _schema(json.loads(source.text))
+        case "choice":
+            return " | ".join(json.dumps(text) for text in json.loads(source.text))
+        case _:
+            raise InvalidRequestError(
+                f"a {source.kind} grammar cannot hold for an answer that may call tools; leave one of them out",
+                param="tools",
+            )
+
+
+def _continued(render: Callable[..., str], messages: Sequence[Message]) -> Rendered:
+    """Return the prompt that ends with the last message's text, and that text.
+
+    The template writes the message with a word behind its text that nobody has said, where it is then cut.
+    """
+    *before, last = messages
+    end = secrets.token_hex(16)
+    text = str(last["content"])
+    prompt, found, _ = render(
+        [*before, {**last, "content": text + end}], add_generation_prompt=False
+    ).rpartition(end)
+    if not found:
+        raise InvalidRequestError(
+            "the chat template does not write the last message as it is, so the answer cannot go on from it; "
+            "end with a message of the user",
+            param="messages",
+        )
+    return Rendered(prompt, text)

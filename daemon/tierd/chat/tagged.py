@@ -1,0 +1,215 @@
+"""Reads answers in which a thought, and each call of a tool, stands between two marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from tierd.chat.calls import UNSURE, CallSyntax
+from tierd.chat.reasoning import Stage, ThoughtMarks
+from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
+from tierd.chat.scanning import Marks, Scanner, ValueEnd
+
+
+class TaggedParser(Scanner):
+    """See ReplyParser.
+
+    Before its first text an answer may have thoughts, whoever asked for them. Once it has text or calls, the
+    marks of a thought are text too if `thinking` was asked for; else they end the answer. White space around
+    thoughts and calls is nobody's. What looks like a call is text until a known tool's name and the beginning
+    of its arguments have come; from then on it is one, whatever follows.
+    """
+
+    def __init__(
+        self,
+        *,
+        marks: ThoughtMarks | None,
+        calls: CallSyntax | None,
+        tools: Collection[str],
+        parallel: bool,
+        thinking: bool,
+        stage: Stage,
+        identify: Callable[[], str],
+    ) -> None:
+        """`tools`: names. parallel: the first call does not end the answer. identify: makes a call's id."""
+        states = {
+            "opening": self._opening,
+            "thought": self._untitled,
+            "behind": self._opening,
+            "content": self._content,
+        }
+        super().__init__(states[stage])
+        self._thought = marks
+        self._syntax = calls if tools else None
+        self._tools = tools
+        self._parallel = parallel
+        self._identify = identify
+        around = (marks.start, marks.end) if marks else ()
+        self._leading = Marks(around)
+        self._begins = self._syntax.begin if self._syntax else ()
+        self._within = Marks((*self._begins, *(() if thinking else around)))
+        self._behind = stage == "behind"  # white space that comes next is nobody's
+        self._head = 0  # where a call's head begins
+        self._count = 0
+        self._value = ValueEnd()
+        self._object: ValueEnd | None = None
+
+    @property
+    def thinking(self) -> bool:
+        """See ReplyParser."""
+        return self._state in (self._untitled, self._unbegun, self._thinking)
+
+    def _opening(self, pieces: list[Piece]) -> bool:
+        """Before any text: thoughts, or what tells that there are none."""
+        rest = self._text.lstrip()
+        mark = self._leading.match(rest) if rest else ""
+        if mark:
+            assert self._thought is not None
+            self._skip(len(self._text) - len(rest) + len(mark))
+            self._behind = True
+            if mark == self._thought.start:
+                self._state = self._untitled
+            return True
+        if mark == "" and not self._over:
+            return False
+        if self._behind and not self._skip_space():
+            return False
+        self._state = self._beginning
+        return True
+
+    def _untitled(self, pieces: list[Piece]) -> bool:
+        """Behind the first mark of a thought."""
+        assert self._thought is not None
+        title = self._thought.title
+        if not self._skip_space():
+            return False
+        if title.startswith(self._text) and self._text != title and not self._over:
+            return False
+        self._skip(len(title) if self._text.startswith(title) else 0)
+        self._state = self._unbegun
+        return True
+
+    def _unbegun(self, pieces: list[Piece]) -> bool:
+        """Before a thought's first letter."""
+        if not self._skip_space():
+            return False
+        self._state = self._thinking
+        return True
+
+    def _thinking(self, pieces: list[Piece]) -> bool:
+        assert self._thought is not None
+        end = self._thought.end
+        place = self._text.find(end)
+        if place >= 0:
+            self._think(pieces, len(self._text[:place].rstrip()))
+            self._skip(len(self._text) - len(self._text.lstrip()) + len(end))
+            self._behind = True
+            self._state = self._opening
+            return True
+        count = len(self._text)
+        if not self._over:
+            count = len(self._text[: count - self._leading.held(self._text)].rstrip())
+        self._think(pieces, count)
+        return False
+
+    def _think(self, pieces: list[Piece], count: int) -> None:
+        text = self._skip(count)
+        if text:
+            pieces.append(Thought(text))
+
+    def _beginning(self, pieces: list[Piece]) -> bool:
+        """At the first text, which may be a call without a mark."""
+        if self._syntax is not None and self._syntax.bare:
+            if not self._text.strip() and not self._over:
+                return False
+            if self._text.lstrip().startswith("{"):
+                self._head = 0
+                self._state = self._called
+                return True
+        self._state = self._content
+        return True
+
+    def _content(self, pieces: list[Piece]) -> bool:
+        found = self._within.search(self._text)
+        if found is None:
+            count = len(self._text)
+            if not self._over:
+                count -= self._within.held(self._text)
+                if self._begins:
+                    count = len(self._text[:count].rstrip())
+            self._say(pieces, count)
+            return False
+        if found[0] in self._begins:
+            self._say(pieces, len(self._text[: found.start()].rstrip()))
+            self._head = len(self._text) - len(self._text.lstrip()) + len(found[0])
+            self._state = self._called
+            return True
+        self._say(pieces, found.start())
+        self.ended = True
+        return False
+
+    def _say(self, pieces: list[Piece], count: int) -> None:
+        at = self._at
+        text = self._skip(count)
+        if text:
+            pieces.append(Said(text, at=at))
+
+    def _called(self, pieces: list[Piece]) -> bool:
+        """Where a call may begin; what stands before `_head` is text if it does not."""
+        assert self._syntax is not None
+        head = self._syntax.read(self._text[self._head :])
+        if head == UNSURE and not self._over:
+            return False
+        if head is None or head == UNSURE or head.name not in self._tools:
+            self._say(pieces, self._head)
+            self._state = self._content
+            return True
+        pieces.append(Called(self._count, self._identify(), head.name))
+        self._object = ValueEnd(head.depth) if head.depth else None
+        if head.start < 0:
+            pieces.append(Arguments(self._count, "{}"))
+            self._skip(self._head + self._text[self._head :].index("{") + 1)
+            self._state = self._object_rest
+            return True
+        self._skip(self._head + head.start)
+        self._value = ValueEnd()
+        self._state = self._arguments
+        return True
+
+    def _arguments(self, pieces: list[Piece]) -> bool:
+        end = self._value.feed(self._text)
+        text = self._skip(len(self._text) if end < 0 else end)
+        if text:
+            pieces.append(Arguments(self._count, text))
+        self._state = self._arguments if end < 0 else self._object_rest
+        return end >= 0
+
+    def _object_rest(self, pieces: list[Piece]) -> bool:
+        """Behind the arguments, up to the end of the object that they stand in."""
+        if self._object is not None:
+            end = self._object.feed(self._text)
+            self._skip(len(self._text) if end < 0 else end)
+            if end < 0:
+                return False
+        self._count += 1
+        self.ended = not self._parallel
+        self._state = self._between
+        return not self.ended
+
+    def _between(self, pieces: list[Piece]) -> bool:
+        """Behind a call: what closes it, and perhaps another."""
+        assert self._syntax is not None
+        if not self._skip_space():
+            return False
+        syntax = self._syntax
+        if syntax.separator and self._text.startswith(syntax.separator):
+            self._skip(len(syntax.separator))
+            self._head = 0
+            self._state = self._called
+            return True
+        if syntax.close and self._text.startswith(syntax.close):
+            self._skip(len(syntax.close))
+            return True
+        if syntax.close.startswith(self._text) and not self._over:
+            return False
+        self._state = self._content
+        return True
