@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from tierd.backends import library
 from tierd.backends.protocol import Executor
-from tierd.chat.grammar import Grammars
 from tierd.chat.formats import ReplyFormat
+from tierd.chat.grammar import Grammars
 from tierd.chat.probing import find_format
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
@@ -198,6 +198,7 @@ class Slot:
     plan: Plan
     tokenizer: Tokenizer
     renderer: Renderer | None
+    reply: ReplyFormat | None = None
     grammars: Grammars = field(init=False)
     home: Home
     context: int
@@ -357,8 +358,11 @@ def _build(model: ModelSettings, settings: Settings, site: Site) -> Slot:
         plan = build_plan(file)
         tokenizer = build_tokenizer(file)
         renderer = build_renderer(file, tokenizer, read_template(model))
+        reply: ReplyFormat | None = None
         library.trim()  # what building them took
         try:
+            if renderer is not None:
+                reply = find_format(renderer, tokenizer)
             placed = site.put(model, settings, plan, file)
         except BaseException:  # whoever keeps the error would keep the template's process
             if renderer is not None:
@@ -370,6 +374,7 @@ def _build(model: ModelSettings, settings: Settings, site: Site) -> Slot:
         plan=plan,
         tokenizer=tokenizer,
         renderer=renderer,
+        reply=reply,
         home=placed.home,
         context=placed.context,
         chunk_rows=min(settings.engine.chunk_rows, placed.home.executor.max_rows - model.streams),

@@ -28,6 +28,22 @@ from tierd.settings import LimitsSettings, ModelSettings
 HI = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def tool(name: str, parameters: object = None) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def choice(name: str) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def deep(levels: int) -> dict[str, object]:
+    return {"a": deep(levels - 1)} if levels else {}
+
+
+TOOL = tool("f")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +55,14 @@ TEXT = "/v1/completions"
         (CHAT, {"messages": [1]}, "messages[0]"),
         (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),
         (CHAT, {"messages": [*HI, {"role": "judge", "content": "hi"}]}, "messages[1].role"),
-        (CHAT, {"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].tool_call_id"),
+        (CHAT, {"messages": [{"role": "function", "name": "f", "content": "hi"}]}, "messages[0].role"),
+        (CHAT, {"messages": [*HI, {"role": "assistant"}]}, "messages[1].content"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
+        ),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type"),
@@ -56,7 +79,7 @@ TEXT = "/v1/completions"
         (
             CHAT,
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0].id",
         ),
         (CHAT, {"model": 7}, "model"),
         (CHAT, {"model": "plain"}, "model"),
@@ -104,9 +127,45 @@ TEXT = "/v1/completions"
         (CHAT, {"n": 17}, "n"),
         (CHAT, {"n": 0}, "n"),
         (CHAT, {"n": 1.5}, "n"),
-        (CHAT, {"tools": [{"type": "function"}]}, "tools"),
-        (CHAT, {"tool_choice": "auto"}, "tool_choice"),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}]},
+            "messages[0].tool_calls[0].type",
+        ),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function"),
+        (CHAT, {"tools": [TOOL | {"type": "custom"}]}, "tools[0].type"),
+        (CHAT, {"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        (CHAT, {"tools": [TOOL] * 129}, "tools"),
+        (CHAT, {"tools": [tool("two words")]}, "tools[0].function.name"),
+        (CHAT, {"tools": [tool("f", deep(70))]}, "tools[0].function.parameters"),
+        (CHAT, {"tools": [tool("f", 7)]}, "tools[0].function.parameters"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        (CHAT, {"tools": [TOOL], "tool_choice": choice("g")}, "tool_choice.function.name"),
+        (CHAT, {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        (CHAT, {"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         (CHAT, {"functions": [{}]}, "functions"),
+        (CHAT, {"function_call": "auto"}, "function_call"),
+        (CHAT, {"reasoning_effort": "much"}, "reasoning_effort"),
+        (CHAT, {"include_reasoning": False}, "include_reasoning"),
+        (CHAT, {"documents": [{"text": "a"}]}, "documents"),
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        (CHAT, {"chat_template_kwargs": {"x": deep(70)}}, "chat_template_kwargs"),
+        (
+            CHAT,
+            {"chat_template_kwargs": {"enable_thinking": "no"}},
+            "chat_template_kwargs.enable_thinking",
+        ),
+        (CHAT, {"continue_final_message": True}, "continue_final_message"),
+        (
+            CHAT,
+            {
+                "messages": [{"role": "assistant", "content": "a"}],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "continue_final_message",
+        ),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT, {"logprobs": 3}, "logprobs"),
         (CHAT, {"top_logprobs": 3}, "top_logprobs"),
@@ -159,6 +218,9 @@ def test_values_that_mean_off_and_harmless_fields_pass(live: Live) -> None:
     off = {
         "tools": [],
         "tool_choice": "none",
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"nobody_reads": 1},
+        "documents": [],
         "response_format": {"type": "text"},
         "n": 1,
         "logprobs": False,

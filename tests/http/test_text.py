@@ -44,7 +44,7 @@ def test_a_template_is_applied(live: Live) -> None:
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/apply-template", {"messages": []}, "messages"),
         ("/apply-template", {"messages": [{"role": "user", "content": "a"}], "model": "plain"}, "model"),
-        ("/apply-template", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
+        ("/apply-template", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools[0].type"),
     ],
 )
 def test_faults_are_named(live: Live, path: str, body: object, param: str) -> None:

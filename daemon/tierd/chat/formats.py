@@ -17,7 +17,10 @@ from tierd.chat.reasoning import HARMONY, ThoughtMarks
 from tierd.chat.renderer import Renderer
 from tierd.chat.reply import PlainParser, ReplyParser
 from tierd.chat.tagged import TaggedParser
+from tierd.chat.thought_first import ThoughtFirst
+from tierd.chat.tokenizer import Tokenizer
 from tierd.chat.tools import Message, Tool, generic, native
+from tierd.core import Grammar
 from tierd.errors import InvalidRequestError
 
 # Variables by which templates turn thinking on and off.
@@ -106,15 +109,11 @@ class ReplyFormat:
     def _switched(self, chat: Chat) -> dict[str, object]:
         """Return the variables for what the chat says about thinking, where the template takes any."""
         takes = self.renderer.takes
-        thinking = chat.thinking
         variables: dict[str, object] = {}
-        if chat.effort is not None:
-            if thinking is None and chat.effort == "none":
-                thinking = False
-            if _EFFORT in takes:
-                variables[_EFFORT] = _EFFORTS.get(chat.effort, chat.effort)
-        if thinking is not None:
-            variables |= {name: thinking for name in _SWITCHES if name in takes}
+        if chat.effort is not None and _EFFORT in takes:
+            variables[_EFFORT] = _EFFORTS.get(chat.effort, chat.effort)
+        if chat.thinking is not None:
+            variables |= {name: chat.thinking for name in _SWITCHES if name in takes}
         return variables
 
     def parser(
@@ -151,6 +150,17 @@ class ReplyFormat:
             return "".join(secrets.choice(_LETTERS) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
+    def thought_first(
+        self, grammar: Grammar, tokenizer: Tokenizer, thinking: bool | None, opening: str
+    ) -> Grammar:
+        """Return a grammar that lets a thought come first, where the model may think. See `parser`."""
+        if self.marks is None:
+            return grammar
+        stage = self.marks.stage(opening)
+        if stage != "thought" and (stage != "opening" or not (self.thinks if thinking is None else thinking)):
+            return grammar
+        return ThoughtFirst(grammar, tokenizer, self.marks, begun=stage == "thought")
+
     def grammar(
         self, tools: Sequence[Tool], choice: str, *, parallel: bool, answer: Source | None = None
     ) -> Source | None:
@@ -176,7 +186,7 @@ class ReplyFormat:
             start += " | answer"
             rules.append(f"answer: {_rule(answer)}")
         calls = f"calls: {self._literal(syntax.first)} call {more} {self._literal(syntax.last)}"
-        return Source("lark", "\n".join([start, calls, f"call: {one}", *rules]))
+        return Source("lark", "\n".join([start, calls, f"call: {one}", *rules]), "tools")
 
     def _literal(self, text: str) -> str:
         """Return a text in Lark's notation; marks that are control tokens by their ids."""
@@ -208,7 +218,7 @@ def _rule(source: Source) -> str:
             return " | ".join(json.dumps(text) for text in json.loads(source.text))
         case _:
             raise InvalidRequestError(
-                f"a {source.kind} grammar cannot hold for an answer that may call tools; leave one of them out",
+                f"tools: not together with {source.field}, a grammar for all of the answer; leave one out",
                 param="tools",
             )
 

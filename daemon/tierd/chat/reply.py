@@ -1,7 +1,7 @@
 """What a model writes in answer to a chat, taken apart: thoughts, text, calls of tools.
 
-A `ReplyFormat` belongs to a model and is found when that is loaded, from its template and vocabulary. It
-makes a `ReplyParser` for each choice, which takes the text as it comes and returns pieces of it. However a
+A `formats.ReplyFormat` belongs to a model and is found when that is loaded, from its template and vocabulary.
+It makes a `ReplyParser` for each choice, which takes the text as it comes and returns pieces of it. However a
 text is cut on its way, pieces of a kind that follow one another are the same when they are joined.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tierd.chat.tools import Tool
 from tierd.core import TokenLogprobs
 
 
@@ -86,26 +85,8 @@ class PlainParser:
         """See ReplyParser."""
         said = Said(text, at=self._length)
         self._length += len(text)
-        return (said,)
+        return (said,) if text else ()
 
     def finish(self) -> Sequence[Piece]:
         """See ReplyParser."""
         return ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyFormat:
-    """How one model answers. Immutable; for any thread.
-
-    spelled: control tokens that the parser must see.
-    """
-
-    spelled: frozenset[int] = frozenset()
-
-    def parser(self, *, thinking: bool | None, opening: str, tools: Sequence[Tool]) -> ReplyParser:
-        """Return the parser of one answer.
-
-        thinking: whether the model was asked to think; None: it was left to it. opening: the end of the
-        prompt, in which the answer may have begun. tools: which the model may call.
-        """
-        return PlainParser()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tierd.chat.formats import ReplyFormat
 from tierd.chat.grammar import Grammars
 from tierd.chat.renderer import Renderer
 from tierd.chat.tokenizer import Tokenizer
@@ -22,7 +23,8 @@ class CatalogueEntry:
     streams: most requests, or choices of one, that run at the same time.
     max_prompt_tokens, max_output_tokens: the operator's caps, or the context where there is none.
     sampling: what a request gets where it is silent; its seed means nothing.
-    renderer: None when the model has no chat template. grammars: compiles what its answers may have to obey.
+    renderer: None when the model has no chat template, and so is reply, how it answers.
+    grammars: compiles what its answers may have to obey.
     settings: what it was loaded with.
     created: when it was loaded, Unix seconds.
     """
@@ -38,6 +40,7 @@ class CatalogueEntry:
     sampling: SamplingParams
     tokenizer: Tokenizer
     renderer: Renderer | None
+    reply: ReplyFormat | None
     grammars: Grammars
     settings: ModelSettings
 
@@ -117,6 +120,7 @@ def describe(slot: Slot) -> CatalogueEntry:
         ),
         tokenizer=slot.tokenizer,
         renderer=slot.renderer,
+        reply=slot.reply,
         grammars=slot.grammars,
         settings=settings,
     )

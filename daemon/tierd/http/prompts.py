@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tierd.chat.formats import Chat, ReplyFormat
 from tierd.chat.renderer import encode_prompt
-from tierd.chat.reply import PlainParser, ReplyParser
 from tierd.engine import CatalogueEntry
 from tierd.errors import InvalidRequestError
 from tierd.http import translate
@@ -20,14 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt:
-    """The prompt of a turn, and what the answer is read with.
-
-    parser: makes the parser of a choice. spelled: see core.Request.
-    """
+    """The prompt of a turn. opening: what the answer has begun with in it. format: how the model answers."""
 
     ids: list[int]
-    parser: Callable[[], ReplyParser]
-    spelled: frozenset[int]
+    opening: str
+    format: ReplyFormat
 
 
 async def turn_text(encoder: Encoder, entry: CatalogueEntry, turn: Turn) -> str:
@@ -35,18 +31,18 @@ async def turn_text(encoder: Encoder, entry: CatalogueEntry, turn: Turn) -> str:
 
     Raises InvalidRequestError: no template, a message at fault, or the template's own complaint.
     """
-    return await encoder.run_in_thread(_rendering(entry, turn))
+    format = _format(entry, turn)
+    return (await encoder.run_in_thread(lambda: format.render(_chat(turn)))).prompt
 
 
 async def turn_prompt(encoder: Encoder, entry: CatalogueEntry, turn: Turn) -> TurnPrompt:
     """Return the prompt of a turn. Raises as `turn_text` does."""
-    render = _rendering(entry, turn)
+    format = _format(entry, turn)
 
     def encode() -> TurnPrompt:
-        rendered = render()
-        translate.check_length(entry, rendered, turn.messages_field)
-        ids = encode_prompt(entry.tokenizer, rendered)
-        return TurnPrompt(ids, PlainParser, frozenset())
+        rendered = format.render(_chat(turn))
+        translate.check_length(entry, rendered.prompt, turn.messages_field)
+        return TurnPrompt(encode_prompt(entry.tokenizer, rendered.prompt), rendered.opening, format)
 
     return await encoder.run_in_thread(encode)
 
@@ -74,12 +70,30 @@ def _completion_ids(entry: CatalogueEntry, body: CompletionBody) -> list[int]:
     return prompt
 
 
-def _rendering(entry: CatalogueEntry, turn: Turn) -> Callable[[], str]:
-    """Return what renders a conversation, and waits for the template's process."""
-    renderer = entry.renderer
-    if renderer is None:
+def _format(entry: CatalogueEntry, turn: Turn) -> ReplyFormat:
+    """Return how the model takes chats. Raises InvalidRequestError where it takes none, or no documents."""
+    format = entry.reply
+    if format is None:
         raise InvalidRequestError(
             f"{entry.id!r} has no chat template; set chat_template for it or use /v1/completions",
             param="model",
         )
-    return lambda: renderer.render(turn.messages)
+    if turn.template_variables.get("documents") and "documents" not in format.renderer.takes:
+        raise InvalidRequestError(
+            f"documents: the chat template of {entry.id!r} takes none; put them into a message",
+            param="documents",
+        )
+    return format
+
+
+def _chat(turn: Turn) -> Chat:
+    return Chat(
+        messages=turn.messages,
+        tools=turn.callable,
+        parallel=turn.parallel_tool_calls,
+        thinking=turn.thinks,
+        effort=turn.effort,
+        variables=turn.template_variables,
+        continues=turn.continues,
+        opens=turn.opens,
+    )

@@ -6,7 +6,7 @@ JSON until then. A field that no shape names does not change the answer, and pas
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Raw
@@ -138,41 +138,98 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
+class FunctionCalled(msgspec.Struct):
+    """The function of a call that was made. arguments: JSON text."""
+
+    name: str
+    arguments: str
+
+
+class CallGiven(msgspec.Struct):
+    """A call that the assistant has made."""
+
+    id: str
+    function: FunctionCalled | None = None
+    type: str = "function"
+
+
 class Message(msgspec.Struct):
-    """One message of a conversation."""
+    """One message of a conversation. tool_call_id: of the call that a message of role tool answers.
+
+    reasoning_content: what the assistant thought before it; an extension, which vLLM calls reasoning.
+    """
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[CallGiven] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
-    tool_calls: Annotated[Raw, off([])] = SILENT
-    tool_call_id: Annotated[Raw, off()] = SILENT
-    function_call: Annotated[Raw, off()] = SILENT
+    function_call: Annotated[Raw, off(instead="send tool_calls")] = SILENT
     audio: Annotated[Raw, off()] = SILENT
 
 
+class FunctionGiven(msgspec.Struct):
+    """A function that may be called. parameters: the JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolGiven(msgspec.Struct):
+    """A tool that may be called."""
+
+    type: str
+    function: FunctionGiven | None = None
+
+
+class FunctionChosen(msgspec.Struct):
+    """The function of a ToolChoice."""
+
+    name: str
+
+
+class ToolChoice(msgspec.Struct):
+    """`tool_choice` where it names a tool."""
+
+    type: str
+    function: FunctionChosen | None = None
+
+
 class ChatBody(Generation, kw_only=True):
-    """POST /v1/chat/completions and /apply-template."""
+    """POST /v1/chat/completions and /apply-template.
+
+    chat_template_kwargs, documents: for the template. add_generation_prompt, continue_final_message: how the
+    prompt ends. Extensions that vLLM has as well.
+    """
 
     messages: list[Message]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
+    tools: list[ToolGiven] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
-    add_generation_prompt: Annotated[Raw, off(True)] = SILENT
     audio: Annotated[Raw, off()] = SILENT
     chat_template: Annotated[Raw, off()] = SILENT
-    chat_template_kwargs: Annotated[Raw, off({})] = SILENT
-    continue_final_message: Annotated[Raw, off(False)] = SILENT
-    documents: Annotated[Raw, off([])] = SILENT
     echo: Annotated[Raw, off(False)] = SILENT
-    function_call: Annotated[Raw, off("none")] = SILENT
-    functions: Annotated[Raw, off([])] = SILENT
+    function_call: Annotated[Raw, off("none", instead="send tool_choice")] = SILENT
+    functions: Annotated[Raw, off([], instead="send tools")] = SILENT
+    include_reasoning: Annotated[Raw, off(True)] = SILENT
     modalities: Annotated[Raw, off(["text"])] = SILENT
     moderation: Annotated[Raw, off()] = SILENT
-    reasoning_effort: Annotated[Raw, off("none")] = SILENT
-    tool_choice: Annotated[Raw, off("none")] = SILENT
-    tools: Annotated[Raw, off([])] = SILENT
+    parse_tool_calls: Annotated[Raw, off(True)] = SILENT
+    reasoning_format: Annotated[Raw, off("auto", "deepseek")] = SILENT
     verbosity: Annotated[Raw, off("medium")] = SILENT
     web_search_options: Annotated[Raw, off()] = SILENT
 

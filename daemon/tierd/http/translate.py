@@ -9,8 +9,7 @@ from dataclasses import replace
 from tierd.core import Request, SamplingParams, TokenMask
 from tierd.engine import CatalogueEntry
 from tierd.errors import ContextLengthExceededError, InvalidRequestError
-from tierd.http.requests import ChatBody, CompletionBody, Generation, Message
-from tierd.http.unsupported import refuse_unsupported
+from tierd.http.requests import ChatBody, CompletionBody, Generation
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -26,9 +25,6 @@ _SAMPLING = (
 
 # As json.dumps writes an integer that is a key: no sign, no leading zero, so no id comes twice.
 _ID = re.compile(r"0|[1-9][0-9]{0,9}")
-
-# OpenAI treats a developer's message as a system message where a model knows only the latter.
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 def sampling(body: Generation, entry: CatalogueEntry) -> SamplingParams:
@@ -233,44 +229,6 @@ def check_content(content: str | list[int], field: str) -> None:
         raise InvalidRequestError(
             f"{field}: {len(content)} {what}; at most {MAX_CONTENT}, send it in parts", param=field
         )
-
-
-def messages(body: ChatBody) -> list[dict[str, object]]:
-    """Return a conversation as templates expect it: role, content (text) and name, where there is one."""
-    if not body.messages:
-        raise InvalidRequestError("messages: empty; send at least one", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)]
-
-
-def _message(message: Message, where: str) -> dict[str, object]:
-    refuse_unsupported(message, where + ".")
-    if message.role not in ROLES:
-        raise InvalidRequestError(
-            f"{where}.role: no such role, {message.role!r}; use {', '.join(ROLES)}", param=f"{where}.role"
-        )
-    plain: dict[str, object] = {"role": ROLES[message.role], "content": _content(message, where)}
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain
-
-
-def _content(message: Message, where: str) -> str:
-    """Return a message's text. Parts are joined by line breaks, as llama.cpp and vLLM join them."""
-    where += ".content"
-    if message.content is None:
-        raise InvalidRequestError(f"{where} is missing", param=where)
-    if isinstance(message.content, str):
-        return message.content
-    texts = []
-    for i, part in enumerate(message.content):
-        if part.type != "text":
-            raise InvalidRequestError(
-                f"{where}[{i}].type: {part.type!r} is not supported; send text", param=f"{where}[{i}].type"
-            )
-        if part.text is None:
-            raise InvalidRequestError(f"{where}[{i}].text is missing", param=f"{where}[{i}].text")
-        texts.append(part.text)
-    return "\n".join(texts)
 
 
 def one_prompt(body: CompletionBody) -> tuple[str | list[int], str]:

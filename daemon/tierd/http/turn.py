@@ -27,7 +27,7 @@ from tierd.http.encoder import Encoder
 from tierd.http.exchange import Exchange
 from tierd.http.formats import compile_source
 from tierd.http.mailboxes import Mailboxes
-from tierd.http.prompts import turn_prompt
+from tierd.http.prompts import TurnPrompt, turn_prompt
 from tierd.http.requests import Generation
 from tierd.http.roster import Roster
 from tierd.http.scoring import Scoring
@@ -68,6 +68,16 @@ class Turn:
     opens: bool = True
     top_logprobs: int | None = None
 
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def thinks(self) -> bool | None:
+        """`thinking`, or what `effort` says about it."""
+        return False if self.thinking is None and self.effort == "none" else self.thinking
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -96,8 +106,8 @@ class Turns:
         Raises ModelNotFoundError, UnavailableError, InvalidRequestError, ContextLengthExceededError.
         """
         entry = self._roster.resolve(self._engine.catalogue, turn.generation.model)
-        grammar = await compile_source(self._encoder, entry, turn.format)
         prompt = await turn_prompt(self._encoder, entry, turn)
+        grammar = await self._grammar(turn, entry, prompt)
         first = core.Request(
             id=id,
             model=entry.id,
@@ -111,16 +121,35 @@ class Turns:
             priority=turn.generation.priority or 0,
             top_logprobs=turn.top_logprobs,
             grammar=grammar,
-            spelled=prompt.spelled,
+            spelled=prompt.format.spelled,
         )
         wanted = translate.each_choice(first, turn.generation, entry)
         request.state.asked = True  # from here on the engine notes how it ends
         return Conversation(
             entry,
             Choices([Exchange(self._engine, self._mailboxes, one, request.receive) for one in wanted]),
-            [Reply(prompt.parser(), Scoring(entry.tokenizer, prompt.spelled)) for _ in wanted],
+            [Reply(_parser(turn, prompt), Scoring(entry.tokenizer, first.spelled)) for _ in wanted],
             len(prompt.ids),
         )
+
+    async def _grammar(self, turn: Turn, entry: CatalogueEntry, prompt: TurnPrompt) -> core.Grammar | None:
+        """Return what the answer obeys, in which thoughts are free."""
+        source = prompt.format.grammar(
+            turn.callable, turn.tool_choice, parallel=turn.parallel_tool_calls, answer=turn.format
+        )
+        grammar = await compile_source(self._encoder, entry, source)
+        if grammar is None:
+            return None
+        return prompt.format.thought_first(grammar, entry.tokenizer, turn.thinks, prompt.opening)
+
+
+def _parser(turn: Turn, prompt: TurnPrompt) -> ReplyParser:
+    return prompt.format.parser(
+        thinking=turn.thinks,
+        opening=prompt.opening,
+        tools=turn.callable,
+        parallel=turn.parallel_tool_calls,
+    )
 
 
 class Conversation:

@@ -2,22 +2,239 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+
+from tierd.chat.tools import Tool
+from tierd.errors import InvalidRequestError
 from tierd.http import translate
 from tierd.http.formats import source
-from tierd.http.requests import ChatBody
+from tierd.http.requests import CallGiven, ChatBody, Message, ToolChoice, ToolGiven
 from tierd.http.turn import Turn
 from tierd.http.unsupported import refuse_unsupported
 
+MAX_TOOLS = 128
+# Levels of lists and objects in what becomes part of the prompt.
+MAX_DEPTH = 64
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+# OpenAI treats a developer's message as a system message where a model knows only the latter.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+# Variables of templates that have fields of their own.
+_OTHERS = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+
 
 def read_turn(body: ChatBody) -> Turn:
-    """Return what a body asks for. Raises InvalidRequestError."""
+    """Return what a body asks for.
+
+    A last message of the assistant's is the beginning of the answer, as with llama.cpp's server, unless
+    add_generation_prompt is true, or both it and continue_final_message are false, which mean what they mean
+    to vLLM. Raises InvalidRequestError.
+    """
     refuse_unsupported(body)
     max_tokens, tokens_field = translate.asked_tokens(body)
+    offered = tools(body.tools or ())
+    variables = _variables(body)
+    thinking = variables.get("enable_thinking", variables.get("thinking"))
+    continues, opens = _ending(body)
     return Turn(
         generation=body,
-        messages=translate.messages(body),
+        messages=messages(body.messages),
         max_tokens=max_tokens,
         tokens_field=tokens_field,
+        tools=offered,
+        tool_choice=_choice(body.tool_choice, offered),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
         format=source(body),
+        thinking=thinking if isinstance(thinking, bool) else None,
+        effort=_effort(body.reasoning_effort),
+        template_variables=variables,
+        continues=continues,
+        opens=opens,
         top_logprobs=translate.top_logprobs(body),
     )
+
+
+def messages(given: Sequence[Message]) -> list[dict[str, object]]:
+    """Return a conversation in the shape that Turn has it. Raises InvalidRequestError."""
+    if not given:
+        raise InvalidRequestError("messages: empty; send at least one", param="messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(given)]
+
+
+def _message(message: Message, where: str) -> dict[str, object]:
+    refuse_unsupported(message, where + ".")
+    if message.role not in ROLES:
+        raise InvalidRequestError(
+            f"{where}.role: no such role, {message.role!r}; use {', '.join(ROLES)}", param=f"{where}.role"
+        )
+    plain: dict[str, object] = {"role": ROLES[message.role], "content": _content(message, where)}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.role == "assistant":
+        thought = message.reasoning_content or message.reasoning
+        if thought:
+            plain["reasoning_content"] = thought
+        if message.tool_calls:
+            plain["tool_calls"] = [
+                _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+            ]
+    elif message.tool_calls:
+        raise InvalidRequestError(
+            f"{where}.tool_calls: only in messages of the assistant", param=f"{where}.tool_calls"
+        )
+    if message.role == "tool":
+        if message.tool_call_id is None:
+            raise InvalidRequestError(
+                f"{where}.tool_call_id is missing; it says which call this answers",
+                param=f"{where}.tool_call_id",
+            )
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
+
+
+def _call(call: CallGiven, where: str) -> dict[str, object]:
+    if call.type != "function" or call.function is None:
+        raise InvalidRequestError(
+            f"{where}.type: {call.type!r} is not supported; send calls of functions", param=f"{where}.type"
+        )
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _content(message: Message, where: str) -> str:
+    """Return a message's text. Parts are joined by line breaks, as llama.cpp and vLLM join them."""
+    where += ".content"
+    if message.content is None:
+        if message.tool_calls:
+            return ""
+        raise InvalidRequestError(f"{where} is missing", param=where)
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for i, part in enumerate(message.content):
+        if part.type != "text":
+            raise InvalidRequestError(
+                f"{where}[{i}].type: {part.type!r} is not supported; send text", param=f"{where}[{i}].type"
+            )
+        if part.text is None:
+            raise InvalidRequestError(f"{where}[{i}].text is missing", param=f"{where}[{i}].text")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def tools(given: Sequence[ToolGiven], field: str = "tools") -> tuple[Tool, ...]:
+    """Return the tools of a request. Raises InvalidRequestError."""
+    if len(given) > MAX_TOOLS:
+        raise InvalidRequestError(f"{field}: {len(given)}; at most {MAX_TOOLS}", param=field)
+    found: dict[str, Tool] = {}
+    for i, one in enumerate(given):
+        where = f"{field}[{i}]"
+        if one.type != "function":
+            raise InvalidRequestError(
+                f"{where}.type: {one.type!r} is not supported; send functions", param=f"{where}.type"
+            )
+        if one.function is None:
+            raise InvalidRequestError(f"{where}.function is missing", param=f"{where}.function")
+        tool = tool_of(
+            one.function.name, one.function.description, one.function.parameters, f"{where}.function"
+        )
+        if tool.name in found:
+            raise InvalidRequestError(
+                f"{where}.function.name: {tool.name!r} is there already", param=f"{where}.function.name"
+            )
+        found[tool.name] = tool
+    return tuple(found.values())
+
+
+def tool_of(name: str, description: str | None, parameters: Mapping[str, object] | None, where: str) -> Tool:
+    """Return a tool, checked. where: the path of what says it. Raises InvalidRequestError."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"{where}.name: {name[:80]!r}; 1 to 64 letters, digits, _, . and -", param=f"{where}.name"
+        )
+    check_depth(parameters, f"{where}.parameters")
+    return Tool(name=name, description=description, parameters=parameters or {})
+
+
+def check_depth(value: object, field: str) -> None:
+    """Raise InvalidRequestError for JSON of more than MAX_DEPTH levels."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, Mapping):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        level = [each for each in inner if isinstance(each, Mapping | list)]
+        if not level:
+            return
+    raise InvalidRequestError(f"{field}: nested more than {MAX_DEPTH} levels deep", param=field)
+
+
+def _choice(choice: str | ToolChoice | None, offered: Sequence[Tool]) -> str:
+    """Return the choice as Turn has it."""
+    if isinstance(choice, ToolChoice):
+        if choice.type != "function" or choice.function is None:
+            raise InvalidRequestError(
+                f"tool_choice.type: {choice.type!r} is not supported; name a function",
+                param="tool_choice.type",
+            )
+        name = choice.function.name
+        if not any(tool.name == name for tool in offered):
+            raise InvalidRequestError(
+                f"tool_choice.function.name: there is no tool {name!r}", param="tool_choice.function.name"
+            )
+        return name
+    if choice not in (None, "auto", "none", "required"):
+        raise InvalidRequestError(
+            f"tool_choice: no such choice, {choice!r}; use auto, none, required, or name a function",
+            param="tool_choice",
+        )
+    if choice == "required" and not offered:
+        raise InvalidRequestError("tool_choice: required, but there are no tools", param="tool_choice")
+    return choice or "auto"
+
+
+def _variables(body: ChatBody) -> dict[str, object]:
+    """Return what the template is to know beside messages and tools."""
+    field = "chat_template_kwargs"
+    variables = body.chat_template_kwargs or {}
+    check_depth(variables, field)
+    for name in _OTHERS:
+        if name in variables:
+            raise InvalidRequestError(f"{field}.{name}: not here", param=f"{field}.{name}")
+    for name in ("enable_thinking", "thinking"):
+        if not isinstance(variables.get(name, False), bool):
+            raise InvalidRequestError(f"{field}.{name}: must be true or false", param=f"{field}.{name}")
+    if body.documents:
+        check_depth(body.documents, "documents")
+        return {**variables, "documents": body.documents}
+    return dict(variables)
+
+
+def _effort(effort: str | None) -> str | None:
+    if effort not in (None, *EFFORTS):
+        raise InvalidRequestError(
+            f"reasoning_effort: no such effort, {effort!r}; use {', '.join(EFFORTS)}",
+            param="reasoning_effort",
+        )
+    return effort
+
+
+def _ending(body: ChatBody) -> tuple[bool, bool]:
+    """Return whether the answer goes on from the last message, and whether the template opens it."""
+    last = body.messages[-1] if body.messages else None
+    resumable = last is not None and last.role == "assistant" and not last.tool_calls
+    if body.continue_final_message:
+        field = "continue_final_message"
+        if body.add_generation_prompt:
+            raise InvalidRequestError(f"{field}: not together with add_generation_prompt", param=field)
+        if not resumable:
+            raise InvalidRequestError(f"{field}: the last message is no text of the assistant's", param=field)
+        return True, False
+    if body.add_generation_prompt is None and body.continue_final_message is None and resumable:
+        return True, False
+    return False, body.add_generation_prompt is not False

@@ -20,18 +20,23 @@ SILENT = msgspec.Raw(b"null")
 _LONGEST_OFF = 100
 
 
-def off(*values: object) -> msgspec.Meta:
-    """Mark a field of a Struct, Raw, as unsupported, but for null and the values that mean off."""
+def off(*values: object, instead: str = "") -> msgspec.Meta:
+    """Mark a field of a Struct, Raw, as unsupported, but for null and the values that mean off.
+
+    instead: what to do for what others do with it.
+    """
     # Kept as JSON: `typing` shares annotations that are equal, and True equals 1.
-    return msgspec.Meta(extra={"off": tuple(msgspec.json.encode(value).decode() for value in values)})
+    kept = tuple(msgspec.json.encode(value).decode() for value in values)
+    return msgspec.Meta(extra={"off": kept, "instead": instead})
 
 
 def refuse_unsupported(body: msgspec.Struct, where: str = "") -> None:
     """Raise InvalidRequestError for the first marked field that is set. where: prefix of its path."""
-    for name, values in _off_values(type(body)).items():
+    for name, (values, instead) in _off_values(type(body)).items():
         given: msgspec.Raw = getattr(body, name)
         if given is not SILENT and not _is_off(bytes(given), values.values()):
             hint = f"leave it out or send {' or '.join(values)}" if values else "leave it out"
+            hint = instead or hint
             raise InvalidRequestError(f"{where}{name}: not supported; {hint}", param=where + name)
 
 
@@ -51,10 +56,10 @@ def _same(value: object, other: object) -> bool:
 
 
 @functools.cache
-def _off_values(kind: type[msgspec.Struct]) -> Mapping[str, Mapping[str, object]]:
-    """Return the marked fields of a Struct, each with its off values by their JSON."""
+def _off_values(kind: type[msgspec.Struct]) -> Mapping[str, tuple[Mapping[str, object], str]]:
+    """Return the marked fields of a Struct: the off values by their JSON, and what to do instead."""
     return {
-        name: {text: msgspec.json.decode(text) for text in mark.extra["off"]}
+        name: ({text: msgspec.json.decode(text) for text in mark.extra["off"]}, mark.extra["instead"])
         for name, hint in get_type_hints(kind, include_extras=True).items()
         for mark in getattr(hint, "__metadata__", ())
         if isinstance(mark, msgspec.Meta) and mark.extra is not None and "off" in mark.extra

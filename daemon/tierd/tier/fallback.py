@@ -50,6 +50,7 @@ class TierFallback:
             plan=slot.plan,
             tokenizer=slot.tokenizer,
             renderer=slot.renderer,
+            reply=slot.reply,
             home=placed.home,
             context=slot.context,
             chunk_rows=slot.chunk_rows,
