@@ -102,7 +102,8 @@ def test_what_is_sure_is_not_held_back() -> None:
 def test_harmony() -> None:
     text = (
         "<|channel|>analysis<|message|>Why?<|end|>"
-        "<|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
+        "<|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
         '{"at": "me"}<|call|>'
     )
     expected = [Thought("Why?"), Said("Let me see."), *call(0, "look", '{"at": "me"}')]
