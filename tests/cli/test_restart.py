@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -24,6 +25,7 @@ from tierd.models import GGUFFile
 from tiny import write_llama
 
 TALKS, TURNS, ANSWER, QUESTION = 20, 3, 6, 4
+MORE_TURNS = 8
 BEGINNING = 41  # tokens of a first question
 GPU = "mode = 'resident'\nallow_software = true"
 CPU = "mode = 'off'"
@@ -45,8 +47,10 @@ class Talk:
 class House:
     """A folder with a model, settings and what tierd keeps there."""
 
-    def __init__(self, folder: Path, gpu: str, state: str = "") -> None:
+    def __init__(self, folder: Path, gpu: str, state: str = "", *, admin: Path | str = "off") -> None:
+        """admin: the socket of its admin API."""
         self.folder = folder
+        self.admin = admin
         self.files = folder / "state" / "bank"
         self.log = folder / "log"
         model = write_llama(folder / "tiny.gguf", context=512)
@@ -56,7 +60,7 @@ class House:
         self._ids = {spelled(text): id for id, text in enumerate(texts)}
         self._config = folder / "tierd.toml"
         self._config.write_text(
-            "server.listen = '127.0.0.1:0'\nadmin.socket = 'off'\nengine.threads = 1\n"
+            f"server.listen = '127.0.0.1:0'\nadmin.socket = '{admin}'\nengine.threads = 1\n"
             f"[gpu]\n{gpu}\n[state]\ndir = 'state'\n{state}\n"
             "[[models]]\nid = 'tiny'\npath = 'tiny.gguf'\ncontext = 512\nstreams = 20\n"
         )
@@ -124,6 +128,13 @@ class Daemon:
         talk.tokens += [*said, *Random(len(talk.tokens)).choices(range(3, 250), k=QUESTION)]
         return True
 
+    def have(self, done: str) -> None:
+        """Have something done by the admin API, and wait for its end."""
+        door = httpx.HTTPTransport(uds=str(self.house.admin))
+        with httpx.Client(transport=door, timeout=LONG_WAIT_S) as admin:
+            answer = admin.post(f"http://admin/{done}", params={"wait": "true"})
+        assert answer.status_code == 200, answer.text
+
     def end(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(LONG_WAIT_S) == 0
@@ -147,17 +158,25 @@ def talk_all(daemon: Daemon, talks: list[Talk], turns: int = TURNS, end_after: i
         each.result()
 
 
-def uninterrupted(house: House, turns: int = TURNS) -> list[Talk]:
+def uninterrupted(house: House, turns: int) -> list[Talk]:
     """Return the same conversations by a daemon that knows nothing of before and is left alone."""
-    shutil.rmtree(house.files)
+    shutil.rmtree(house.files, ignore_errors=True)
     talks = [Talk.begun(index) for index in range(TALKS)]
     with house.serve() as daemon:
         talk_all(daemon, talks, turns)
     return talks
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Talk]:
+    """The conversations on the CPU, left alone."""
+    return uninterrupted(House(tmp_path_factory.mktemp("alone"), CPU), MORE_TURNS)
+
+
 @pytest.mark.parametrize("gpu", [CPU, GPU], ids=["cpu", "gpu"])
-def test_twenty_conversations_go_on_after_a_restart_in_their_midst(tmp_path: Path, gpu: str) -> None:
+def test_twenty_conversations_go_on_after_a_restart_in_their_midst(
+    tmp_path: Path, gpu: str, alone: list[Talk]
+) -> None:
     house = House(tmp_path, gpu)
     talks = [Talk.begun(index) for index in range(TALKS)]
     with house.serve() as daemon:
@@ -172,15 +191,19 @@ def test_twenty_conversations_go_on_after_a_restart_in_their_midst(tmp_path: Pat
             said = f"tierd: state.dir: another tierd uses {house.files}; choose another one\n"
             assert house.start_beside() == (2, said)
         daemon.end()
-    for talk, other in zip(talks, uninterrupted(house), strict=True):
-        assert talk.tokens == other.tokens
+    for talk, other in zip(talks, alone if gpu == CPU else uninterrupted(house, TURNS), strict=True):
+        assert talk.tokens == other.tokens[: len(talk.tokens)]
         # What a first turn finds depends on which of its fellows came before it.
-        assert talk.known[1:] == other.known[1:] == [BEGINNING + 10 * turn - 5 for turn in range(1, TURNS)]
+        assert (
+            talk.known[1:] == other.known[1:TURNS] == [BEGINNING + 10 * turn - 5 for turn in range(1, TURNS)]
+        )
     assert "WARNING" not in house.log.read_text()
 
 
-@pytest.mark.parametrize(("kills", "turns"), [(1, 8), pytest.param(25, 20, marks=pytest.mark.long)])
-def test_killed_while_it_writes_it_starts_again_and_serves(tmp_path: Path, kills: int, turns: int) -> None:
+@pytest.mark.parametrize(("kills", "turns"), [(1, MORE_TURNS), pytest.param(25, 20, marks=pytest.mark.long)])
+def test_killed_while_it_writes_it_starts_again_and_serves(
+    tmp_path: Path, kills: int, turns: int, alone: list[Talk]
+) -> None:
     house = House(tmp_path, CPU, "interval_s = 0.01")
     chance, talks = Random(kills), [Talk.begun(index) for index in range(TALKS)]
     for _ in range(kills):
@@ -194,5 +217,26 @@ def test_killed_while_it_writes_it_starts_again_and_serves(tmp_path: Path, kills
         assert not list(house.files.glob("*.draft"))
         talk_all(daemon, talks, turns)
         daemon.end()
-    assert [talk.tokens for talk in talks] == [talk.tokens for talk in uninterrupted(house, turns)]
+    others = alone if turns == MORE_TURNS else uninterrupted(house, turns)
+    assert [talk.tokens for talk in talks] == [talk.tokens for talk in others]
     assert "WARNING" not in house.log.read_text()
+
+
+def test_what_the_admin_api_says_is_done_outlives_a_kill(tmp_path: Path, alone: list[Talk]) -> None:
+    with TemporaryDirectory() as place:
+        house = House(tmp_path, CPU, admin=Path(place, "admin.sock"))
+        talks = [Talk.begun(index) for index in range(TALKS)]
+        with house.serve() as daemon:
+            talk_all(daemon, talks, 1)
+            daemon.have("drain")
+            daemon.process.kill()
+        with house.serve() as daemon:
+            talk_all(daemon, talks, 2)
+            assert {talk.known[1] for talk in talks} == {BEGINNING + 5}
+            daemon.have("drain")
+            daemon.have("flush")
+            daemon.process.kill()
+    assert not list(house.files.glob("*.rows"))
+    assert all(
+        talk.tokens == other.tokens[: len(talk.tokens)] for talk, other in zip(talks, alone, strict=True)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import zlib
 from collections.abc import Callable, Iterator
@@ -346,12 +347,30 @@ def test_a_drain_waits_no_longer_than_the_settings_say(
     monkeypatch.setattr(row_files, "write", slowly)
     with daemon(tmp_path, save_s=0.05) as served:
         served.ask(prompt(1))
-        late = "^not all conversations were written within state.save_s = 0.05 s"
+        late = "^state.dir: not all conversations were written within state.save_s = 0.05 s"
         with pytest.raises(StateError, match=late):
             served.harness.engine.drain().result(PATIENCE)
         go_on.set()
         served.harness.snapshot_when(lambda _: len(files(tmp_path)) == 1)
         served.harness.engine.drain().result(PATIENCE)
+
+
+def test_a_drain_tells_of_what_could_not_be_written(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = row_files.write
+
+    def badly(path: Path, *what: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with daemon(tmp_path, place) as served:
+        served.ask(prompt(1))
+        monkeypatch.setattr(row_files, "write", badly)
+        told = f"state.dir: cannot write {tmp_path / '0.rows'}: Read-only file system"
+        assert str(served.harness.engine.drain().exception(PATIENCE)) == told
+        monkeypatch.setattr(row_files, "write", write)
+        served.harness.engine.drain().result(PATIENCE)
+        assert len(files(tmp_path)) == 1
 
 
 def test_a_drain_that_is_called_off_leaves_the_next_one_its_time(

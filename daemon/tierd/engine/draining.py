@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from tierd.engine.keeping import Keeper
+from tierd.engine.keeping import Keeper, too_late
 from tierd.engine.messages import Drain
 from tierd.errors import StateError, TierdError
 from tierd.settings import StateSettings
@@ -78,17 +78,14 @@ class Drains:
     def _go_on(self, slots: Collection[Slot]) -> None:
         """Tell how far it is, or how it went."""
         over = self._writing and self._keeper.settled
-        if over and not self._keeper.gave_up:
+        if over and self._keeper.problem:
+            self.call_off(StateError(f"state.dir: {self._keeper.problem}"))
+        elif over:
             for drain in self._waiting:
                 drain.drained.set_result(None)
             self._end()
-        elif over or (self._until is not None and self._clock() >= self._until):
-            self.call_off(
-                StateError(
-                    f"not all conversations were written within state.save_s = {self._save_s:g} s; those "
-                    "used last were; drain again, or raise it"
-                )
-            )
+        elif self._until is not None and self._clock() >= self._until:
+            self.call_off(StateError(f"state.dir: {too_late(self._save_s)}; drain again, or raise it"))
         elif self._writing:
             left = self._keeper.left(slots)
             self._most = max(self._most, left)

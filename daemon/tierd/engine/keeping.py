@@ -39,8 +39,8 @@ class _Next:
 class Keeper:
     """Has parked conversations written, by interval and when the engine stops. The engine thread's own.
 
-    finished: whether the last round is over; from the start where nothing is kept over a restart. gave_up:
-    whether it ended before its time.
+    finished: whether the last round is over; from the start where nothing is kept over a restart. problem:
+    why the round before did not keep all for which there is room, "" when it did.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Keeper:
     ) -> None:
         self._bank = bank if bank is not None and bank.saves else None
         self.finished = self._bank is None
-        self.gave_up = False
+        self.problem = ""
         self._settings = settings
         self._clock = clock
         self._due = clock() + settings.interval_s if settings.interval_s else None
@@ -209,6 +209,7 @@ class Keeper:
     def _end(self, bank: Bank) -> None:
         bank.end_saving()
         self._going, self.finished = False, self._last
+        self.problem = bank.problem
         self._putting_back = False
         if self._settings.interval_s:
             self._due = self._clock() + self._settings.interval_s
@@ -220,8 +221,11 @@ class Keeper:
             log.info("state.dir: kept %d conversations, %s", bank.filed, mib(bank.spilled))
 
     def _give_up(self) -> None:
-        self.finished = self.gave_up = True
-        log.warning(
-            "state.dir: not all conversations were written within state.save_s = %g s; those used last were",
-            self._settings.save_s,
-        )
+        self.finished = True
+        self.problem = too_late(self._settings.save_s)
+        log.warning("state.dir: %s", self.problem)
+
+
+def too_late(save_s: float) -> str:
+    """Say what it means that the time was too short."""
+    return f"not all conversations were written within state.save_s = {save_s:g} s; those used last were"

@@ -35,7 +35,8 @@ class Bank:
 
     used: bytes of memory that are reserved. spilled: bytes of files, those being written among them.
     dropped, dropped_positions: parked entries that had to make room or could not be fetched, and their
-    positions. on_drop: called with each of them. spill: posts what `settle` is to be called with.
+    positions. problem: why a file could not be written, since all were to be saved, "" while all could.
+    on_drop: called with each of them. spill: posts what `settle` is to be called with.
     """
 
     def __init__(
@@ -52,14 +53,14 @@ class Bank:
         self._entries = Recency()
         self._unfiled, self._spare, self._filed = Recency(), Recency(), Recency()  # see `_enter`
         self._unfiled_bytes = 0  # in memory
-        self._shelves: defaultdict[tuple[str, str], Shelf] = defaultdict(
-            Shelf
-        )  # what can be found, by model and origin
+        # What can be found, by model and origin.
+        self._shelves: defaultdict[tuple[str, str], Shelf] = defaultdict(Shelf)
         self._leaving: set[Banked] = set()  # closed, but a file of theirs is being written or read
         self._to_clear: list[Callable[[str], None]] = []
         self._at_work: Banked | None = None  # whose file is being written or read
         self._to_fetch: deque[Banked] = deque()
         self._saving = False
+        self.problem = ""
         if spill is not None:
             self._take_up(spill)
 
@@ -218,8 +219,10 @@ class Bank:
             entry for entry in self._entries if entry.kept and not entry.live and model in (None, entry.model)
         ]
         free = {entry for entry in gone if not entry.pins}
-        for entries in (self._entries, self._unfiled, self._spare, self._filed, *self._shelves.values()):
+        for entries in (self._entries, self._unfiled, self._spare, self._filed):
             entries.discard_all(free)
+        for shelf in self._shelves.values():
+            shelf.discard_all(free)
         self._unfiled_bytes = sum(entry.bytes for entry in self._unfiled)
         for entry in gone:
             if entry in free:
@@ -264,7 +267,7 @@ class Bank:
 
     def begin_to_save(self) -> None:
         """Write all parked entries to files from now on, those used last first."""
-        self._saving = True
+        self._saving, self.problem = True, ""
         for entry in self._unfiled:
             entry.unwritable = False
         self._go_on()
@@ -473,6 +476,8 @@ class Bank:
                 done.problem,
             )
         entry.unwritable = not (done.full and self._make_file_room(entry, done.job.size))
+        if entry.unwritable:
+            self.problem = f"cannot write {done.job.path}: {done.problem}"
 
     def _start_to_fetch(self, entry: Banked) -> bool:
         """Reserve memory for an entry's rows and let it wait for its turn; False when there is none."""
