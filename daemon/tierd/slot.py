@@ -309,9 +309,10 @@ class Slot:
         return self.home.flush() + there
 
     def close(self) -> None:
-        """Free weights and pages, and end what renders its template. No step may be running."""
+        """Free weights and pages, and end its processes. No step may be running."""
         if self.renderer is not None:
             self.renderer.close()
+        self.grammars.close()
         if self.understudy is not None:
             self.understudy.close()
         self.executor.close()

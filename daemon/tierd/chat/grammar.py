@@ -7,36 +7,36 @@ by token, and tells which tokens may come next.
 from __future__ import annotations
 
 import dataclasses
-import json
+import re
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from tierd.chat.confined import Confined, ConfinedError
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import Constraint, Grammar, TokenMask
-from tierd.errors import InvalidRequestError
+from tierd.errors import InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
-MAX_CHARACTERS = 1 << 18
+MOST_CHARACTERS = 1 << 17
+MOST_SECONDS = 1.0
+MOST_MEMORY = 1 << 30
+# Of processor time, to tell which tokens may come next; a tenth of a millisecond is usual.
+MOST_MASK_SECONDS = 0.2
 # Compiled sources that a model keeps.
-KEPT = 64
+KEPT = 32
 
-# White space that JSON may have between its tokens: enough to be indented, and never without end.
-_WHITE_SPACE = r" |\n[ \t]{0,20}"
-_JSON: JsonCompileOptions = {
-    "item_separator": ",",
-    "key_separator": ":",
-    "whitespace_flexible": True,
-    "whitespace_pattern": _WHITE_SPACE,
-    "coerce_one_of": False,
-    "lenient": False,
-}
+_WORKER = "tierd.chat.grammar_worker"
+# Of a mask that has many tokens most are inside of strings: those of so many characters have it made once.
+_SLICES = [r'[^"\\\x00-\x1F\x7F]{1,30}']
+_MOST_COMPLAINT = 300
+_UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,127 +53,204 @@ class Source:
 
 
 class Grammars:
-    """The grammars of one model's answers; thread-safe. What it takes is made when the first is asked for."""
+    """The grammars of one model's answers; thread-safe. What it takes is made when the first is asked for.
+
+    A source is tried by a process of its own before it is compiled here, since that cannot be broken off.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._kept: OrderedDict[Source, Grammar] = OrderedDict()
+        self._lock = threading.Lock()  # of what is kept
+        self._turn = threading.Lock()  # to try and compile
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[Source, Grammar] = OrderedDict()
+        self._worker: Confined | None = None
+        self._closed = False
 
     def compile(self, source: Source) -> Grammar:
-        """Return what a source describes. May take a second, and several the first time.
+        """Return what a source describes. Blocks, for milliseconds as a rule, for some ten seconds at worst.
 
-        Raises InvalidRequestError, which names the source's field, for what is wrong with it.
+        The first one holds the interpreter, for half a second with 262,144 tokens. Raises
+        InvalidRequestError, which names the source's field, for what is wrong with it; UnavailableError once
+        it is closed.
         """
+        grammar = self._find(source)
+        if grammar is not None:
+            return grammar
         try:
-            return self._find(source)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"{source.field}: {error}", param=source.field) from error
+            with self._turn:
+                return self._find(source) or self._keep(source, self._compile(source))
+        except (ConfinedError, InvalidRequestError) as error:
+            if self._closed:
+                raise UnavailableError(
+                    "the model is being unloaded; try again later, or ask for another"
+                ) from None
+            raise InvalidRequestError(f"{source.field}: {error}", param=source.field) from None
 
-    def _find(self, source: Source) -> Grammar:
-        """Return what is kept of a source, or compile it."""
+    def close(self) -> None:
+        """End its process, and what it is trying. Idempotent."""
+        self._closed = True
+        if (worker := self._worker) is not None:
+            worker.kill()
+
+    def _find(self, source: Source) -> Grammar | None:
         with self._lock:
-            if source in self._compiled:
-                self._compiled.move_to_end(source)
-                return self._compiled[source]
-            if self._vocabulary is None:
-                self._vocabulary = _vocabulary(self._tokenizer)
-            vocabulary = self._vocabulary
-        grammar = _Compiled(vocabulary, source, self._tokenizer.vocabulary)
+            if source in self._kept:
+                self._kept.move_to_end(source)
+            return self._kept.get(source)
+
+    def _keep(self, source: Source, grammar: Grammar) -> Grammar:
         with self._lock:
-            self._compiled[source] = grammar
-            while len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
+            self._kept[source] = grammar
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
         return grammar
+
+    def _compile(self, source: Source) -> Grammar:
+        """Compile a source. Raises ConfinedError, InvalidRequestError."""
+        if len(source.text) > MOST_CHARACTERS:
+            raise InvalidRequestError(f"{len(source.text)} characters; at most {MOST_CHARACTERS}")
+        if not self._tokenizer.end_ids:
+            raise InvalidRequestError(
+                "the model has no token that ends a text, so it cannot follow a grammar"
+            )
+        notation = self._try(source)
+        if self._vocabulary is None:
+            self._vocabulary = _vocabulary(self._tokenizer)
+        return _Compiled(self._vocabulary, notation, self._tokenizer.vocabulary)
+
+    def _try(self, source: Source) -> str:
+        """Return a source in llguidance's notation that takes no longer to compile than it may."""
+        if self._worker is None or not self._worker.alive:
+            if self._closed:
+                raise ConfinedError
+            self._worker = Confined(_WORKER, _setup(self._tokenizer))
+        try:
+            return self._worker.ask({"kind": source.kind, "text": source.text})
+        except ConfinedError as error:
+            raise InvalidRequestError(_complaint(str(error))) from None
 
 
 class _Compiled:
-    """A grammar over a vocabulary. Its matcher is only ever copied."""
+    """A grammar over a vocabulary of so many tokens. Its matcher is only ever copied.
 
-    def __init__(self, vocabulary: LLTokenizer, source: Source, size: int) -> None:
-        from llguidance import LLMatcher, LLParserLimits
+    Copies share what they find out, and what they fail at: then another one takes the matcher's place.
+    """
 
-        limits = LLParserLimits(verbose_errors=False)
-        self._matcher = LLMatcher(vocabulary, _grammar(source), log_level=0, limits=limits)
-        self._words = -(-size // 32)
+    def __init__(self, vocabulary: LLTokenizer, notation: str, tokens: int) -> None:
+        """Raises InvalidRequestError for one that cannot even begin."""
+        self.words = -(-tokens // 32)
+        self._vocabulary = vocabulary
+        self._notation = notation
+        self._matcher = self._match()
         if self._matcher.is_error():
-            raise InvalidRequestError(_line(self._matcher.get_error()))
+            raise InvalidRequestError(_complaint(self._matcher.get_error()))
+        self.begin().allowed()
 
     def begin(self) -> Constraint:
-        return _Following(self._matcher.deep_copy(), self._words)
+        return _Text(self)
+
+    def copy(self) -> LLMatcher:
+        """Return a matcher of a text that has not begun."""
+        return self._matcher.deep_copy()
+
+    def renew(self) -> None:
+        """Let matchers that are copied from now on share nothing with the earlier ones."""
+        self._matcher = self._match()
+
+    def _match(self) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        from tierd.chat.grammar_worker import limits
+
+        return LLMatcher(self._vocabulary, self._notation, log_level=0, limits=limits())
 
 
-class _Following:
-    """A text that a matcher follows. words: of a mask."""
+class _Text:
+    """A text, as far as it has come. Where its matcher has failed that may be another text's fault."""
 
-    def __init__(self, matcher: LLMatcher, words: int) -> None:
-        self._matcher = matcher
-        self._words = words
+    def __init__(self, grammar: _Compiled) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.copy()
+        self._tokens: list[int] = []
 
     def allowed(self) -> TokenMask:
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
-        self._check()
-        return TokenMask(words)
+        started = time.thread_time()
+        mask = self._matcher.compute_bitmask()
+        took = time.thread_time() - started
+        if self._matcher.is_error():
+            self._start_over()
+            mask = self._matcher.compute_bitmask()
+            self._check()
+        if took > MOST_MASK_SECONDS:
+            raise InvalidRequestError("it takes too long to tell what may come next; simplify the grammar")
+        return TokenMask(np.frombuffer(mask, np.uint32)[: self._grammar.words])
 
     def advance(self, token: int) -> None:
+        self._tokens.append(token)
         self._matcher.consume_token(token)
+        if self._matcher.is_error():
+            self._start_over()
+
+    def _start_over(self) -> None:
+        self._grammar.renew()
+        self._matcher = self._grammar.copy()
+        self._matcher.consume_tokens(self._tokens)
         self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InvalidRequestError(f"the grammar cannot go on: {_line(self._matcher.get_error())}")
-
-
-def _vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
-    """Return the tokens as llguidance wants them. It holds the interpreter for all of the time that takes."""
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    if not tokenizer.end_ids:
-        raise InvalidRequestError("the model has no token that ends a text, so it cannot follow a grammar")
-    return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer)), eos_token=sorted(tokenizer.end_ids))
+            self._grammar.renew()
+            raise InvalidRequestError(f"the grammar cannot go on: {_complaint(self._matcher.get_error())}")
 
 
 class _Tokens:
-    """What llguidance asks of a tokenizer."""
+    """What llguidance asks of a tokenizer. Tokens that end a text are no text, whatever they spell."""
 
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        ids = range(tokenizer.vocabulary)
+        special = special_tokens(tokenizer)
         self.eos_token_id = min(tokenizer.end_ids)
-        self.special_token_ids = [id for id in ids if id in tokenizer.end_ids or tokenizer.is_control(id)]
-        self.tokens = [tokenizer.token_bytes(id) for id in ids]
-        for id in self.special_token_ids:
-            self.tokens[id] = tokenizer.token_text(id).encode()
+        self.special_token_ids = sorted(special)
+        self.tokens = [
+            special[id].encode() if id in special else tokenizer.token_bytes(id)
+            for id in range(tokenizer.vocabulary)
+        ]
         self._tokenizer = tokenizer
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode_part(text.decode())
+        return self._tokenizer.encode_part(text.decode("utf-8", "replace"))
 
 
-def _grammar(source: Source) -> str:
-    """Return a source in llguidance's notation."""
-    from llguidance import LLMatcher
-
-    match source.kind:
-        case "json_object":
-            return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_JSON)
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(source.text, overrides=_JSON)
-        case "regex":
-            return LLMatcher.grammar_from_regex(source.text)
-        case "choice":
-            choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(source.text))
-            return LLMatcher.grammar_from_lark(f"start: {choices}")
-        case "lark":
-            return LLMatcher.grammar_from_lark(source.text)
-        case "gbnf":
-            from llguidance.gbnf_to_lark import gbnf_to_lark
-
-            return LLMatcher.grammar_from_lark(gbnf_to_lark(source.text))
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the spellings of the tokens that a grammar has to name, by id: those that are no text."""
+    ids = range(tokenizer.vocabulary)
+    return {id: tokenizer.token_text(id) for id in ids if id in tokenizer.end_ids or tokenizer.is_control(id)}
 
 
-def _line(text: str) -> str:
-    """Return a text in one line."""
-    return " ".join(text.split())
+def _vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    ends = sorted(tokenizer.end_ids)
+    return LLTokenizer(TokenizerWrapper(_Tokens(tokenizer)), eos_token=ends, slices=_SLICES)
+
+
+def _setup(tokenizer: Tokenizer) -> dict[str, object]:
+    return {
+        "memory": MOST_MEMORY,
+        "seconds": MOST_SECONDS,
+        "tokens": tokenizer.vocabulary,
+        "special": special_tokens(tokenizer),
+    }
+
+
+def _complaint(text: str) -> str:
+    """Return what llguidance complains of, in one line that is not too long."""
+    if text.startswith("NoExtension"):
+        return "no text obeys it"
+    keywords = _UNKNOWN_KEYWORDS.search(text)
+    if keywords:
+        return f"keywords that are not supported: {keywords[1].replace(chr(34), '')}; leave them out"
+    line = " ".join(text.removesuffix("<non-verbose/>").split())
+    return line if len(line) <= _MOST_COMPLAINT else line[:_MOST_COMPLAINT] + "…"

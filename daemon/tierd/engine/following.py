@@ -1,6 +1,6 @@
 """What constrained streams may go on with, worked out beside the engine thread while their steps run.
 
-A constraint may take milliseconds, so a thread works for all of them, and alone touches them. An executor
+A constraint may take milliseconds, so a few threads work for all of them, and alone touch them. An executor
 that leaves draws to the host runs a stream's row meanwhile, and its runner waits a moment for what is not
 known by the end of the step. A stream that is late even then gets no token: its row is fed once more, when it
 is known what may come next. An executor that draws by itself is not given the row before.
@@ -21,26 +21,32 @@ from tierd.errors import ExecutorError, InvalidRequestError, TierdError
 log = logging.getLogger(__name__)
 
 
+# One stream that takes long must not delay the others.
+THREADS = 4
+
+
 class Followers:
-    """The thread. It begins with the first stream that needs it."""
+    """The threads. They begin with the first stream that needs them."""
 
     def __init__(self, inbox: SimpleQueue[Message]) -> None:
         self._inbox = inbox
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def follow(self, sequence: Sequence, end_ids: frozenset[int]) -> None:
         """Follow a new stream if its request has a grammar. end_ids: those of its model."""
         if sequence.request.grammar is None:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="tierd-grammar", daemon=True)
-            self._thread.start()
+        while len(self._threads) < THREADS:
+            thread = threading.Thread(target=self._run, name="tierd-grammar", daemon=True)
+            self._threads.append(thread)
+            thread.start()
         sequence.following = Follower(sequence.request, end_ids, self._work.put, self._inbox.put)
 
     def stop(self) -> None:
-        """Let the thread end once its work is done."""
-        self._work.put(None)
+        """Let the threads end once their work is done."""
+        for _ in self._threads:
+            self._work.put(None)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -57,7 +63,7 @@ class Follower:
         work: Callable[[Callable[[], None]], None],
         post: Callable[[Message], None],
     ) -> None:
-        """work: has something done by the thread, in order. post: puts a message into the engine's inbox."""
+        """work: has something done by one of the threads. post: puts a message into the engine's inbox."""
         self.allowed: TokenMask | None = None
         self.late = False
         self._request = request

@@ -1,0 +1,107 @@
+"""The program that tries grammars before the daemon compiles them: nothing there could be broken off.
+
+See `confined`. The first message says, besides, how many "tokens" the model has, and spells its "special"
+ones by id; each later one is a source, "kind" and "text". The answer is the source in llguidance's notation,
+once that was compiled, and asked what may come first, over a vocabulary of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from tierd.chat.confined import serve
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# White space that JSON may have between its tokens: enough to be indented, and never without end.
+_WHITE_SPACE = r" |\n[ \t]{0,20}"
+_JSON: JsonCompileOptions = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": True,
+    "whitespace_pattern": _WHITE_SPACE,
+    "coerce_one_of": False,
+    "lenient": False,
+}
+_OBJECT = '{"type": "object"}'
+
+
+def limits() -> LLParserLimits:
+    """Return what a grammar may take. A step's fuel lasts for 10 ms as a rule, for half a second at worst."""
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=50_000,
+        step_max_items=50_000,
+        max_lexer_states=20_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def notation(kind: str, text: str) -> str:
+    """Return a source in llguidance's notation. Raises ValueError where it is none.
+
+    kind, text: see grammar.Source.
+    """
+    match kind:
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema(_OBJECT, overrides=_JSON)
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
+        case "regex":
+            return LLMatcher.grammar_from_regex(text)
+        case "choice":
+            choices = [json.dumps(choice, ensure_ascii=False) for choice in json.loads(text)]
+            return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+        case "lark":
+            return LLMatcher.grammar_from_lark(text)
+        case _:
+            from llguidance.gbnf_to_lark import gbnf_to_lark
+
+            return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
+
+
+class _Bytes:
+    """Every byte is a token, beside a model's special tokens; its others are none."""
+
+    bos_token_id = None
+
+    def __init__(self, count: int, special: Mapping[int, str]) -> None:
+        self.tokens = [b""] * count
+        free = (id for id in range(count) if id not in special)
+        for byte, id in zip(range(256), free, strict=False):
+            self.tokens[id] = bytes([byte])
+        for id, spelling in special.items():
+            self.tokens[id] = spelling.encode()
+        self.special_token_ids = sorted(special)
+        self.eos_token_id = self.special_token_ids[0]
+        self._ids = {token: id for id, token in enumerate(self.tokens)}
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self._ids[bytes([byte])] for byte in text]
+
+
+def prepare(setup: dict[str, Any]) -> Callable[[dict[str, Any]], str]:
+    """Return what tries sources."""
+    special = {int(id): spelling for id, spelling in setup["special"].items()}
+    vocabulary = LLTokenizer(TokenizerWrapper(_Bytes(setup["tokens"], special)), slices=[])
+
+    def attempt(source: dict[str, Any]) -> str:
+        text = notation(source["kind"], source["text"])
+        matcher = LLMatcher(vocabulary, text, log_level=0, limits=limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return text
+
+    return attempt
+
+
+if __name__ == "__main__":
+    serve(prepare)
