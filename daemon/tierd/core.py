@@ -143,6 +143,31 @@ class SamplingParams:
         return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
+class Pooling(enum.StrEnum):
+    """How the one vector of a text comes of the hidden states of its tokens.
+
+    NONE: there is none. MEAN: their mean. CLS, LAST: that of the first, of the last. RANK: a head of the
+    model's own makes a score of it.
+    """
+
+    NONE = "none"
+    MEAN = "mean"
+    CLS = "cls"
+    LAST = "last"
+    RANK = "rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """What a request gets that wants no text: the vector of its prompt, of length 1.
+
+    pooling: MEAN, CLS or LAST. dimensions: of its values the first so many alone, of length 1; None: all.
+    """
+
+    pooling: Pooling
+    dimensions: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One admitted request. `prompt` holds token ids, at least one.
@@ -153,6 +178,7 @@ class Request:
     many most likely ones; None tells none. `grammar`: what the text obeys; where that leaves nothing but
     its end, it ends, with `ignore_eos` too. `spelled`: control tokens whose spelling belongs to the text.
     `priority`: lower ones are served sooner; see `engine.queue`.
+    `embedding`: wanted in place of any text; max_tokens is 1 then, and its token is never drawn.
     """
 
     id: str
@@ -166,6 +192,17 @@ class Request:
     grammar: Grammar | None = None
     spelled: frozenset[int] = frozenset()
     priority: int = 0
+    embedding: Embedding | None = None
+
+    @property
+    def positions(self) -> int:
+        """How many positions of a context it takes."""
+        return len(self.prompt) + (self.max_tokens if self.embedding is None else 0)
+
+    @property
+    def feeds_all(self) -> bool:
+        """Whether all of its prompt must be fed, though there be K/V of others that begin alike."""
+        return self.embedding is not None and self.embedding.pooling is not Pooling.LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +254,11 @@ class TextEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """Terminal: the stream ended as asked."""
+    """Terminal: the stream ended as asked. embedding: float32, where that was asked for."""
 
     reason: FinishReason
     usage: Usage
+    embedding: npt.NDArray[np.float32] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +331,8 @@ class Sequence:
     foreseen: what the executor drew for the newest token; -1 where it left that to the sampler.
     submitted: when the request was asked for, monotonic seconds. rank: the order in which streams get what is
     scarce, the lowest first; see `engine.queue.rank`.
+    pooled: the sum of the hidden states that its embedding is made of; None before the first of them.
+    summed: of its positions, the first so many are in it, or of no account.
     paused: it gets no rows, because its reader does not keep up.
     following: follows its text; None where it has no grammar.
     """
@@ -316,6 +356,8 @@ class Sequence:
     foreseen: int = -1
     submitted: float = 0.0
     rank: float = 0.0
+    pooled: npt.NDArray[np.float64] | None = None
+    summed: int = 0
     paused: bool = False
     following: Following | None = None
 

@@ -86,6 +86,12 @@ class Metrics:
             MODEL,
             registry=registry,
         )
+        self.hidden_rows_read = Counter(
+            "tierd_gpu_hidden_rows_read",
+            "Hidden states read back from the GPU, to make embeddings of them.",
+            MODEL,
+            registry=registry,
+        )
         self.passes = Counter(
             "tierd_gpu_cpu_passes",
             "Steps' chunks that were meant for the GPU and ran on the CPU, by why.",

@@ -25,6 +25,7 @@ KV_DTYPES = ("f32", "f16", "q8_0", "tq4")
 GPU_MODES = ("auto", "off", "resident", "rails")
 GPU_TIERS = ("none", "rails", "resident")
 RESUMES = ("device", "cpu")
+POOLINGS = ("none", "mean", "cls", "last")
 LOG_LEVELS = ("info", "warning", "error")
 DAY_S = 86400
 MOST_REGIONS = 1024
@@ -245,6 +246,8 @@ class ModelSettings:
     kv_dtype: "" for what `codec` says.
     require: as in [gpu]; "": what stands there.
     chat_template: a Jinja file used instead of the template in the model file.
+    pooling: how embeddings come of hidden states; "": as the file says, "last" where it is silent.
+    matryoshka: whether the first values of its embeddings are embeddings themselves.
     temperature to penalty_window: the sampling of a request that is silent about it; see
     `core.SamplingParams`.
     """
@@ -263,6 +266,8 @@ class ModelSettings:
     kv_dtype: str = field(default="", metadata=_checked(_optional(_one_of(*KV_DTYPES))))
     require: str = field(default="", metadata=_checked(_optional(_one_of(*GPU_TIERS))))
     chat_template: Path | None = None
+    pooling: str = field(default="", metadata=_checked(_optional(_one_of(*POOLINGS))))
+    matryoshka: bool = False
     temperature: float = field(default=1.0, metadata=_checked(_within(0, 100)))
     top_k: int = field(default=0, metadata=_checked(_within(0)))
     top_p: float = field(default=1.0, metadata=_checked(_within(0, 1)))

@@ -17,12 +17,13 @@ from tierd.chat.grammar import Grammars
 from tierd.chat.probing import find_format
 from tierd.chat.renderer import Renderer, build_renderer
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
-from tierd.core import Batch, Chunk, Following, PassReason, Sequence
+from tierd.core import Batch, Chunk, Following, PassReason, Pooling, Sequence
 from tierd.errors import ModelError, ModelFileError, RequiredTierError, SettingsError
 from tierd.kv.home import Home
 from tierd.kv.moves import Move
 from tierd.models import GGUFFile, build_plan
 from tierd.models.plan import Plan
+from tierd.models.pooling import read_pooling
 from tierd.settings import LimitsSettings, ModelSettings, Settings
 
 log = logging.getLogger(__name__)
@@ -184,6 +185,7 @@ class Slot:
     stay its own until the step is done, even when the sequence has left.
     guests: chunks to be computed in the scratch region.
     move: what is at work on a slice of the first of `home.moves`, None when nothing is.
+    pooling: how its embeddings come of hidden states.
     outcome, device, decline, declined, scratch: where the model runs, and why not on the device; see Placed.
     fallback: what becomes of its streams when the device cannot have them; None where it is the only place.
     understudy: the same model on the CPU, once a stream needs that. stranded: why there can be none.
@@ -204,6 +206,7 @@ class Slot:
     context: int
     chunk_rows: int
     created: int = field(default_factory=lambda: int(time.time()))
+    pooling: Pooling = Pooling.LAST
     outcome: str = "cpu"
     device: str = ""
     decline: str = ""
@@ -357,6 +360,7 @@ def open_slot(model: ModelSettings, settings: Settings, site: Site) -> Slot:
 def _build(model: ModelSettings, settings: Settings, site: Site) -> Slot:
     with GGUFFile.open(model.path) as file:
         plan = build_plan(file)
+        pooling = read_pooling(file) or Pooling.LAST
         tokenizer = build_tokenizer(file)
         renderer = build_renderer(file, tokenizer, read_template(model))
         reply: ReplyFormat | None = None
@@ -379,6 +383,7 @@ def _build(model: ModelSettings, settings: Settings, site: Site) -> Slot:
         home=placed.home,
         context=placed.context,
         chunk_rows=min(settings.engine.chunk_rows, placed.home.executor.max_rows - model.streams),
+        pooling=Pooling(model.pooling) if model.pooling else pooling,
         outcome=placed.outcome,
         device=placed.device,
         decline=placed.resident_decline,

@@ -11,6 +11,7 @@ from tierd.backends.protocol import Result
 from tierd.chat.stops import text_stream
 from tierd.core import Batch, Chunk, Event, FailedEvent, Request, Sequence, TerminalEvent
 from tierd.engine.flights import counting
+from tierd.engine.pooling import pool
 from tierd.engine.sampler import pick, score
 from tierd.engine.scheduler import commit, leave, moved, schedule, settle
 from tierd.errors import ExecutorError
@@ -47,6 +48,7 @@ def complete(slot: Slot, note: Callable[[Step, Result], None] | None = None) -> 
     if note is not None:
         note(step, result)
     tokens = pick(step, result, counting(slot, step))
+    pool(step, result, counting(slot, step))
     return commit(slot, step, tokens, score(step, result, tokens))
 
 

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import pytest
 
 from engine.device_drive import MODEL, ended, fed, passes
 from engine.device_slot import device_slot
+from engine.embedded import embed, expected
 from engine.harness import Gate, Harness, model, running
 from engine.null_slot import request
+from tierd.core import Pooling
 from tierd.errors import DeviceLostError
 
 A, B, C = b"a" * 480, b"b" * 24, b"c" * 24
@@ -181,3 +184,14 @@ def test_a_device_lost_with_a_guest(leaves: bool) -> None:
         if not leaves:
             ended(harness, "b", B)
         harness.snapshot_when(lambda s: not s.models[MODEL].decline and not s.models[MODEL].running)
+
+
+def test_a_prompt_of_which_more_is_wanted_than_rows_stays_on_the_cpu() -> None:
+    """Hidden states, that is; while the device waits, which has nothing of it."""
+    with played() as (harness, device, cpu):
+        begin(harness, device)
+        cpu.let(2)
+        harness.engine.submit(embed("e", B, Pooling.MEAN))
+        end = harness.mail.terminal("e")
+        np.testing.assert_array_equal(end.embedding, expected(B, Pooling.MEAN))
+        assert passes(harness) == {"unhomed": 1, "gap": 1}

@@ -21,7 +21,19 @@ Floats = npt.NDArray[np.floating[Any]]
 def forward(path: Path, tokens: Sequence[int], dtype: type[np.floating[Any]] = np.float32) -> Floats:
     """Return the logits at every position, shape (tokens, vocabulary), computed in `dtype`."""
     model = _Model(path, dtype)
-    return {"llama": _llama, "gemma3": _gemma3}[model.key("general.architecture")](model, list(tokens))
+    return model.linear(
+        _states(model, tokens), "output" if "output.weight" in model.weights else "token_embd"
+    )
+
+
+def hidden_states(path: Path, tokens: Sequence[int]) -> Floats:
+    """Return what the output is computed from at every position, shape (tokens, width), in float64."""
+    return _states(_Model(path, np.float64), tokens)
+
+
+def _states(model: _Model, tokens: Sequence[int]) -> Floats:
+    compute = {"llama": _llama, "gemma3": _gemma3}[model.key("general.architecture")]
+    return model.norm(compute(model, list(tokens)), "output_norm")
 
 
 class _Model:
@@ -47,10 +59,6 @@ class _Model:
 
     def heads(self, x: Floats, count: int) -> Floats:
         return x.reshape(len(x), count, -1)
-
-    def output(self, x: Floats) -> Floats:
-        h = self.norm(x, "output_norm")
-        return self.linear(h, "output" if "output.weight" in self.weights else "token_embd")
 
     def attention(self, q: Floats, k: Floats, v: Floats, scale: float, window: int | None) -> Floats:
         """Heads-first softmax(q kT) v under the causal mask; shapes (tokens, heads, size)."""
@@ -121,7 +129,7 @@ def _llama(model: _Model, tokens: list[int]) -> Floats:
         gate = model.linear(h, block + "ffn_gate")
         gate = gate / (1 + np.exp(-gate))
         x = x + model.linear(gate * model.linear(h, block + "ffn_up"), block + "ffn_down")
-    return model.output(x)
+    return x
 
 
 def _gemma3(model: _Model, tokens: list[int]) -> Floats:
@@ -157,4 +165,4 @@ def _gemma3(model: _Model, tokens: list[int]) -> Floats:
         gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
         h = model.linear(gate * model.linear(h, block + "ffn_up"), block + "ffn_down")
         x = x + model.norm(h, block + "post_ffw_norm")
-    return model.output(x)
+    return x

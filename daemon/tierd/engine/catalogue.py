@@ -9,7 +9,7 @@ from tierd.chat.formats import ReplyFormat
 from tierd.chat.grammar import Grammars
 from tierd.chat.renderer import Renderer
 from tierd.chat.tokenizer import Tokenizer
-from tierd.core import SamplingParams
+from tierd.core import Pooling, SamplingParams
 from tierd.errors import ModelNotFoundError, UnavailableError
 from tierd.settings import ModelSettings
 from tierd.slot import Slot
@@ -25,6 +25,7 @@ class CatalogueEntry:
     sampling: what a request gets where it is silent; its seed means nothing.
     renderer: None when the model has no chat template, and so is reply, how it answers.
     grammars: compiles what its answers may have to obey.
+    pooling, dimensions: how its embeddings are made, and of how many values.
     settings: what it was loaded with.
     created: when it was loaded, Unix seconds.
     """
@@ -42,6 +43,8 @@ class CatalogueEntry:
     renderer: Renderer | None
     reply: ReplyFormat | None
     grammars: Grammars
+    pooling: Pooling
+    dimensions: int
     settings: ModelSettings
 
 
@@ -122,5 +125,7 @@ def describe(slot: Slot) -> CatalogueEntry:
         renderer=slot.renderer,
         reply=slot.reply,
         grammars=slot.grammars,
+        pooling=slot.pooling,
+        dimensions=slot.plan.buffers[slot.plan.hidden],
         settings=settings,
     )

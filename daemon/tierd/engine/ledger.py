@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 
-from tierd.core import FailedEvent, FinishedEvent, Request, Sequence, TerminalEvent, Usage
+from tierd.backends.protocol import Result
+from tierd.core import FailedEvent, Request, Sequence, TerminalEvent, Usage
 from tierd.engine.snapshot import Snapshot
 from tierd.errors import (
     BusyError,
@@ -101,12 +102,9 @@ class Ledger:
         self._metrics.pauses.labels(sequence.request.model).inc()
 
     def stepped(
-        self, slot: Slot, step: Step, tokens: Ordered[int | None], seconds: float, rows_read: int
+        self, slot: Slot, step: Step, tokens: Ordered[int | None], seconds: float, result: Result
     ) -> None:
-        """Note a step that is done and about to be committed, and the tokens that came of it.
-
-        rows_read: see Result.
-        """
+        """Note a step that is done and about to be committed, and the tokens that came of it."""
         metrics, model, now = self._metrics, slot.id, time.monotonic()
         first, between = metrics.time_to_first_token.labels(model), metrics.inter_token.labels(model)
         fed = sampled = discarded = 0
@@ -132,7 +130,8 @@ class Ledger:
         metrics.step_duration.labels(model).observe(seconds)
         metrics.step_rows.labels(model).observe(step.batch.rows)
         metrics.rows_discarded.labels(model).inc(discarded)
-        metrics.logit_rows_read.labels(model).inc(rows_read)
+        metrics.logit_rows_read.labels(model).inc(result.rows_read)
+        metrics.hidden_rows_read.labels(model).inc(result.hidden_read)
 
     def switched(self, incoming: Slot | None, seconds: Mapping[str, float], *, failed: bool) -> None:
         """Note a switch that has ended. seconds: of its phases."""
@@ -176,7 +175,7 @@ class Ledger:
         _log(request, sequence, timeline, now, outcome, error)
         if isinstance(event, FailedEvent):
             return event
-        return FinishedEvent(event.reason, timeline.on(event.usage))
+        return replace(event, usage=timeline.on(event.usage))
 
     def published(self, snapshot: Snapshot) -> None:
         """Set the gauges."""

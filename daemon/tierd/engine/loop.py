@@ -62,6 +62,7 @@ from tierd.engine.messages import (
     Unload,
     UnloadDone,
 )
+from tierd.engine.pooling import pool
 from tierd.engine.readers import Readers
 from tierd.engine.runner import Device
 from tierd.engine.sampler import pick, score
@@ -429,7 +430,8 @@ class Loop:
             if isinstance(result, Exception):
                 raise result
             tokens = pick(step, result, counting(slot, step))
-            self._ledger.stepped(slot, step, tokens, seconds, result.rows_read)
+            pool(step, result, counting(slot, step))
+            self._ledger.stepped(slot, step, tokens, seconds, result)
             for sequence, event in commit(slot, step, tokens, score(step, result, tokens)):
                 if isinstance(event, TerminalEvent):
                     self.end(slot, sequence, event)

@@ -41,7 +41,7 @@ def check(request: Request, slot: Slot) -> None:
         raise InvalidRequestError(
             f"logit_bias names a token id outside 0 to {slot.executor.vocabulary - 1}", param="logit_bias"
         )
-    if len(request.prompt) + request.max_tokens > slot.context:
+    if request.positions > slot.context:
         raise ContextLengthExceededError(
             f"{len(request.prompt)} prompt tokens and {request.max_tokens} tokens of output do not fit "
             f"the model's context of {slot.context}; shorten the prompt or lower max_tokens"

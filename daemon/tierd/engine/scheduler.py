@@ -32,6 +32,7 @@ from tierd.core import (
 )
 from tierd.engine.flights import Flight, counting, flights
 from tierd.engine.pace import Allowance
+from tierd.engine.pooling import vector_of, wanted_states
 from tierd.engine.sampler import awaits_text, draw
 from tierd.slot import Slot, Step, line_up
 
@@ -162,6 +163,11 @@ def commit(
         sequence.fed += len(chunk.tokens) - (token is None and bool(chunk.logit_rows))
         slot.home.advanced(sequence)
         if token is None:
+            if sequence.request.embedding is not None and sequence.fed == len(sequence.tokens):
+                leave(slot, sequence)
+                events.append(
+                    (sequence, FinishedEvent(FinishReason.STOP, usage(sequence), vector_of(sequence)))
+                )
             continue
         sequence.tokens.append(token)
         if token != sequence.foreseen:
@@ -301,7 +307,8 @@ def _chunk(slot: Slot, sequence: Sequence, flight: Flight, count: int) -> Chunk:
         tokens=(-1 - flight.latest,) if flight.latest is not None else tuple(sequence.tokens[start:end]),
         start=start,
         pages=tuple(sequence.pages),
-        logit_rows=(count - 1,) if end >= len(sequence.tokens) else (),
+        logit_rows=(count - 1,) if end >= len(sequence.tokens) and sequence.request.embedding is None else (),
+        hidden_rows=wanted_states(sequence, start, end),
     )
 
 

@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 
 from tierd.engine import Engine
 from tierd.http.chat import ChatRoutes
+from tierd.http.embeddings import EmbeddingRoutes
 from tierd.http.encoder import Encoder
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.health import HealthRoutes
@@ -44,6 +45,7 @@ def create_app(engine: Engine, mailboxes: Mailboxes, metrics: Metrics, roster: R
         routes=[
             *OpenAIRoutes(engine, mailboxes, encoder, roster).routes(),
             *ChatRoutes(Turns(engine, mailboxes, encoder, roster), encoder).routes(),
+            *EmbeddingRoutes(engine, mailboxes, encoder, roster).routes(),
             *TextRoutes(engine, encoder, roster).routes(),
             *HealthRoutes(engine, metrics).routes(),
         ],

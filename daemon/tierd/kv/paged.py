@@ -99,7 +99,7 @@ class PagedHome:
         if sequence.saved is not None:
             return False
         # A shared page is not reserved; one that no stream uses yet is lost to what can be reserved, too.
-        shared = self.prefixes.match(sequence.tokens).pages
+        shared = self._match(sequence).pages
         return self.pool.can_reserve(needed - sum(self.pool.references(page) > 0 for page in shared))
 
     def admit(self, sequence: Sequence) -> None:
@@ -109,7 +109,7 @@ class PagedHome:
             self.pool.reserve(needed)
             self._bring(sequence)
             return
-        match = self.prefixes.match(sequence.tokens)
+        match = self._match(sequence)
         for page in match.pages:
             self.pool.retain(page)
         self.pool.reserve(needed - len(match.pages))
@@ -173,9 +173,13 @@ class PagedHome:
             self._bank.flush(self._model)
         return self.prefixes.flush()
 
+    def _match(self, sequence: Sequence) -> Match:
+        """Return what the pages have of a stream's tokens, nothing where it must be fed all of them. Pure."""
+        return Match() if sequence.request.feeds_all else self.prefixes.match(sequence.tokens)
+
     def _find_banked(self, sequence: Sequence, match: Match) -> SavedEntry | None:
         """Return what the bank has of a stream's tokens, if that is more than the pages have."""
-        if self._bank is None or not self.keeps:
+        if self._bank is None or not self.keeps or sequence.request.feeds_all:
             return None
         tokens = Packed(pack(sequence.tokens[:-1]))
         found = self._bank.find(self._model, self.origin, tokens, minimum=match.positions + 1)

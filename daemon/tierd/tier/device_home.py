@@ -218,6 +218,8 @@ class DeviceHome:
 
     def rescue(self, sequence: Sequence) -> SavedRows | None:
         """Return what the bank has of a stream whose region is lost; None when it has nothing."""
+        if sequence.request.feeds_all:
+            return None
         found = self.bank.find(self._model, self.origin, _opening_of(sequence))
         return None if found is None else SavedEntry(self.bank, found[0], found[1])
 
@@ -237,11 +239,15 @@ class DeviceHome:
         self._tokens.clear()
         self.regions = Regions(self.regions.count)
 
+    def _may_share(self, sequence: Sequence) -> bool:
+        """Whether a stream may go on with rows that others have computed."""
+        return self.keeps and self.executor.prefill_continues and not sequence.request.feeds_all
+
     def _find(self, sequence: Sequence, tokens: Packed) -> _Opening:
         """Return the longest known opening of a stream's tokens."""
         if sequence.saved is not None:
             return _Opening(sequence.saved.positions)
-        if not self.keeps or not self.executor.prefill_continues:
+        if not self._may_share(sequence):
             return _Opening()
         there = self.regions.find(tokens)
         banked = self.bank.find(
@@ -362,7 +368,7 @@ class DeviceHome:
 
     def _leader(self, sequence: Sequence, tokens: Packed, known: int) -> tuple[Sequence | None, int]:
         """Return a stream that is about to be fed more of the same opening than is known, and how much."""
-        if sequence.saved is not None or not self.keeps or not self.executor.prefill_continues:
+        if sequence.saved is not None or not self._may_share(sequence):
             return None, 0
         for other, content in self._tokens.items():
             if other is sequence or other.paused or other.mixed or other.fed >= len(content):
