@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from findings import Findings
+from kompute import Faults
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -92,3 +93,11 @@ def sanitized_environment() -> dict[str, str]:
         "ASAN_OPTIONS": "detect_leaks=0",
         "HOSTKERNELS_LIBRARY": str(library),
     }
+
+
+@pytest.fixture
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """Have Kompute's processes that are started by the test fail when it says so."""
+    monkeypatch.setenv("TIERD_TEST_FAULT", str(tmp_path / "fault"))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "tests" / "faulty_kompute"))
+    return Faults(tmp_path / "fault")

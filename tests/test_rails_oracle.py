@@ -13,8 +13,8 @@ from reference import oracle
 from test_oracle import MODELS, Note, hold_greedy
 from tierd.backends.host import HostBackend
 from tierd.backends.rails.backend import RailsBackend
+from tierd.backends.rails.card import Card
 from tierd.backends.rails.executor import RailsExecutor
-from tierd.backends.rails.kompute import Card
 from tierd.backends.rails.products import Products
 from tierd.backends.rails.witness import open_card
 from tierd.chat.tokenizer import build_tokenizer

@@ -113,8 +113,8 @@ class Seat(Protocol):
     """A model's seat at a device that models take turns on; see `tier.seat.DeviceSeat`, which says what when.
 
     serves: whether streams may have rows in steps there. holds_rows: whether their K/V is there too, so that
-    it leaves with the model; else they go on without the device. Marks are what `save` returns and `restore`
-    takes.
+    it leaves with the model; else they go on without the device, unless there is a refusal. Marks are what
+    `save` returns and `restore` takes.
     """
 
     @property
@@ -128,6 +128,14 @@ class Seat(Protocol):
     @property
     def serves(self) -> bool:
         """Whether streams may have rows in steps there."""
+
+    @property
+    def refusal(self) -> str:
+        """Why streams whose K/V is on the host must not go on without the device, "" where they may."""
+
+    @property
+    def barred(self) -> float:
+        """Until when the device is not to be tried, monotonic seconds: infinite where it never is again."""
 
     @property
     def bytes(self) -> int:
@@ -240,8 +248,8 @@ class Slot:
 
     @property
     def serves(self) -> bool:
-        """Whether its streams may have rows in steps: not while their K/V is not where the model is."""
-        return self.there or (self.seat is not None and not self.seat.holds_rows)
+        """Whether its streams may have rows in steps: not while what they must have is not there."""
+        return self.there or (self.seat is not None and not self.seat.holds_rows and not self.seat.refusal)
 
     @property
     def there(self) -> bool:

@@ -1,9 +1,12 @@
-"""A model on rails takes turns on a software device with a whole one, and its streams never stop for that."""
+"""A model on rails takes turns on a software device with a whole one, and its streams never stop for that.
+
+Unless it is required to be there: then they wait, as those of whole models do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +16,16 @@ import pytest
 from engine.device_live import NEAR, forced
 from engine.harness import PATIENCE, Harness, running
 from engine.null_slot import request
-from kompute import needs_kompute
+from kompute import Faults, needs_kompute
 from tierd.backends.host import HostBackend
 from tierd.backends.protocol import Executor
-from tierd.backends.rails import kompute
-from tierd.core import FinishedEvent, PassReason, TextEvent
+from tierd.core import FailedEvent, FinishedEvent, PassReason, TextEvent
 from tierd.engine.snapshot import ModelSnapshot
-from tierd.errors import DeviceLostError
+from tierd.errors import DeviceLostError, UnavailableError
 from tierd.kv.bank import Bank
 from tierd.settings import EngineSettings, GPUSettings, KVSettings, ModelSettings, Settings
 from tierd.slot import open_slot
+from tierd.tier import retries
 from tierd.tier.host_site import HostSite
 from tierd.tier.placing import Tier
 from tiny import write_llama
@@ -39,12 +42,12 @@ class Box:
     def __init__(self, harness: Harness, reference: Executor) -> None:
         self.harness = harness
         self._reference = reference
-        self._asked = 0
+        self._prompts: dict[str, tuple[int, ...]] = {}
 
-    def ask(self, model: str, answer: int) -> str:
-        self._asked += 1
-        id = f"r{self._asked}"
-        self.harness.engine.submit(replace(request(id, PROMPT, answer, model=model), top_logprobs=0))
+    def ask(self, model: str, answer: int, prompt: tuple[int, ...] = PROMPT) -> str:
+        id = f"r{len(self._prompts)}"
+        self._prompts[id] = prompt
+        self.harness.engine.submit(replace(request(id, prompt, answer, model=model), top_logprobs=0))
         return id
 
     def check(self, id: str) -> None:
@@ -52,8 +55,15 @@ class Box:
         assert isinstance(self.harness.mail.terminal(id), FinishedEvent)
         events = [event for event in self.harness.mail.events(id) if isinstance(event, TextEvent)]
         tokens = [told.token for event in events for told in event.logprobs]
-        logits = forced(self._reference, [*PROMPT, *tokens])[len(PROMPT) - 1 : -1]
+        prompt = self._prompts[id]
+        logits = forced(self._reference, [*prompt, *tokens])[len(prompt) - 1 : -1]
         assert (logits.max(axis=1) - logits[np.arange(len(tokens)), tokens]).max() <= NEAR
+
+    def wait_for_last_try(self) -> None:
+        """Wait until the device, which has failed, is tried no more."""
+        self.harness.snapshot_when(
+            lambda _: self.harness.engine.tier.faults == 1 and self.harness.engine.tier.retry_s is None
+        )
 
     def wide(self, *, there: bool) -> ModelSnapshot:
         """Wait until the layers of "wide" are on the device, or are not."""
@@ -65,15 +75,16 @@ class Box:
         return self.harness.snapshot_when(lambda now: stands(now.models["wide"])).models["wide"]
 
 
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
+@contextmanager
+def serving(folder: Path, require: str = "none") -> Iterator[Box]:
+    """Run an engine. require: where "wide" must be."""
     wide = write_llama(
-        tmp_path / "wide.gguf",
+        folder / "wide.gguf",
         format="Q8_0", n_embd=256, head_size=64, heads=4, kv_heads=2, ff=512, layers=4, context=4096,
     )  # fmt: skip
-    small = write_llama(tmp_path / "small.gguf", head_size=32, context=16384)
+    small = write_llama(folder / "small.gguf", head_size=32, context=16384)
     models = (
-        ModelSettings(id="wide", path=wide, streams=2, context=4096, ctx_strict=True),
+        ModelSettings(id="wide", path=wide, streams=2, context=4096, ctx_strict=True, require=require),
         ModelSettings(id="small", path=small, streams=2, preload=False),
     )
     settings = Settings(
@@ -93,6 +104,12 @@ def box(tmp_path: Path) -> Iterator[Box]:
         engine = {"tier": tier.status, "release": tier.release, "bank": bank}
         harness = stack.enter_context(running(*models, open_slot=tier.open, settings=settings, engine=engine))
         yield Box(harness, reference)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    with serving(tmp_path) as box:
+        yield box
 
 
 def test_layers_make_way_for_a_whole_model_and_come_back(box: Box) -> None:
@@ -124,20 +141,91 @@ def test_layers_come_back_by_themselves_once_the_other_rests(box: Box) -> None:
     box.check(long)
 
 
-def test_a_device_that_fails_at_a_product_is_said_and_the_stream_goes_on(
-    box: Box, monkeypatch: pytest.MonkeyPatch
+def test_a_device_that_fails_at_a_product_is_left_until_it_works_again(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise DeviceLostError("it failed at a product")
+    """Its room is anybody's meanwhile; streams go on, and it comes back though none is there."""
+    monkeypatch.setattr(retries, "FIRST_S", 0.05)
+    with serving(tmp_path) as box:
+        room = box.wide(there=True), box.harness.engine.tier.reservations["wide"]
+        faults.set("raise")
+        box.check(box.ask("wide", 12))
+        state = box.harness.snapshot_when(lambda now: now.models["wide"].running == 0).models["wide"]
+        assert state.rails is not None
+        assert state.rails.on_device == ()
+        failure = f"{room[0].device} failed at a product: the driver says no"
+        assert (state.outcome, state.device, state.decline, state.seat) == ("cpu", "", failure, "lost")
+        assert state.passes.keys() == {PassReason.DEVICE_LOST}
+        lost = box.harness.engine.tier
+        assert (lost.reservations, lost.away["wide"], lost.faults) == ({}, room[1], 1)
+        with pytest.raises(DeviceLostError, match=r"the driver says no|it is closed"):
+            box.harness.engine.activate("wide").result(PATIENCE)
+        faults.end()
+        state = box.wide(there=True)
+        assert (state.outcome, state.decline, state.passes) == ("gpu:rails", room[0].decline, {})
+        assert box.harness.engine.tier.reservations["wide"] == room[1]
+        assert box.harness.engine.tier.retry_s is None
+        box.check(box.ask("wide", 12, PROMPT[::-1]))
+        assert box.harness.engine.snapshot.models["wide"].passes == {}
 
-    box.wide(there=True)
-    monkeypatch.setattr(kompute.Recording, "run", fail)
-    box.check(box.ask("wide", 12))
-    state = box.harness.engine.snapshot.models["wide"]
-    assert state.rails is not None
-    assert state.rails.on_device == ()
-    assert (state.outcome, state.device, state.decline) == ("cpu", "", "it failed at a product")
-    assert state.passes.keys() == {PassReason.DEVICE_LOST}
+
+def test_a_device_that_never_works_again_is_left_alone(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_S", 0.01)
+    monkeypatch.setattr(retries, "TRIES", 2)
+    with serving(tmp_path) as box:
+        box.wide(there=True)
+        faults.set("die")
+        box.check(box.ask("wide", 12))
+        box.wait_for_last_try()
+        faults.end()
+        switches = box.harness.engine.snapshot.switches
+        box.check(box.ask("wide", 12, PROMPT[::-1]))
+        state = box.harness.engine.snapshot.models["wide"]
+        assert (state.outcome, state.passes.keys()) == ("cpu", {PassReason.DEVICE_LOST})
+        assert "Kompute's process was ended by SIGSEGV" in state.decline
+        assert box.harness.engine.snapshot.switches == switches
+        other = box.ask("small", 12)  # the device itself works
+        assert isinstance(box.harness.mail.terminal(other), FinishedEvent)
+
+
+def test_streams_of_a_model_that_must_be_there_wait_until_it_is(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For their turn, and for a device that failed at a product of theirs: not one step is the CPU's."""
+    monkeypatch.setattr(retries, "FIRST_S", 0.05)
+    with serving(tmp_path, "rails") as box:
+        box.wide(there=True)
+        other = box.ask("small", 12)
+        assert isinstance(box.harness.mail.terminal(other), FinishedEvent)
+        box.wide(there=False)
+        box.check(box.ask("wide", 12))
+        box.wide(there=True)
+        faults.set("raise")
+        asked = box.ask("wide", 12, PROMPT[::-1])
+        box.harness.snapshot_when(lambda now: now.models["wide"].seat == "lost")
+        assert not box.harness.mail.terminals().get(asked)
+        faults.end()
+        box.check(asked)
+        assert box.harness.engine.snapshot.models["wide"].passes == {}
+
+
+def test_streams_of_a_model_that_must_be_there_end_with_the_reason_where_it_cannot(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_S", 0.01)
+    monkeypatch.setattr(retries, "TRIES", 1)
+    with serving(tmp_path, "rails") as box:
+        box.wide(there=True)
+        faults.set("die")
+        for _ in range(2):  # the one that meets it, and one that comes later
+            end = box.harness.mail.terminal(box.ask("wide", 12))
+            assert isinstance(end, FailedEvent)
+            assert isinstance(end.error, UnavailableError)
+            assert str(end.error).startswith("wide: the device failed and is not back, and the CPU cannot")
+            assert "`require` demands that it is rails on the GPU" in str(end.error)
+        assert box.harness.engine.snapshot.models["wide"].passes == {}
 
 
 def test_a_model_that_is_unloaded_gives_its_room_back(box: Box) -> None:

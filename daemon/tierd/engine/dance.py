@@ -7,12 +7,14 @@ on the device is barred from it for a while: its streams go to the CPU meanwhile
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from tierd.backends.rails.executor import RailsExecutor
 from tierd.core import PassReason, Sequence
 from tierd.engine import routing
 from tierd.engine.answers import Answers
@@ -33,6 +35,7 @@ from tierd.kv.sizing import mib
 from tierd.settings import SwitchSettings
 from tierd.slot import Slot, line_up
 from tierd.tier.dance import Rules, Standing, make_room, next_look, next_switch
+from tierd.tier.seat import SeatState
 from tierd.tier.status import TierStatus
 
 log = logging.getLogger(__name__)
@@ -139,6 +142,16 @@ class Dance:
                 self._settle(self.switch)
         self._stopped = True
 
+    def notice_failure(self, slot: Slot) -> None:
+        """Take a model off the device if that has failed it, which has a part of it.
+
+        It comes back as one that is away, once that is due.
+        """
+        seat = slot.seat
+        if seat is not None and seat.state == SeatState.ON and not slot.handed and _failure(slot):
+            seat.lose()
+            slot.marks = seat.save()
+
     def arrived(self, done: SwitchDone) -> None:
         """Take in what a worker has done for the switch."""
         done.switch.arrive(done)
@@ -146,6 +159,8 @@ class Dance:
     def step(self) -> bool:
         """Do what has become possible. Returns whether streams or rows can go on by that."""
         self.deadline, self._status, now = None, None, self._clock()
+        for slot in self._slots.values():
+            self.notice_failure(slot)
         if self.switch is not None:
             changed = self._look(now) | self.switch.advance()
             if self.switch.ended:
@@ -179,9 +194,9 @@ class Dance:
                 slot.barred = None
                 continue
             if slot.serves:  # nobody waits for it, it would only be faster there
-                _note(self._wished, slot, now, _is_waited_for(slot, slot.running))
+                _note(self._wished, slot, now, bool(_failure(slot)) or _is_waited_for(slot, slot.running))
                 continue
-            _note(self._asked, slot, now, _is_waited_for(slot))
+            _note(self._asked, slot, now, _is_waited_for(slot, slot.running))
             _note(self._wished, slot, now, routing.wishes(slot))
             before, lasts = slot.barred, False
             slot.barred = None
@@ -204,9 +219,10 @@ class Dance:
 
     def _obstacle(self, slot: Slot, now: float) -> tuple[PassReason | None, bool]:
         """Say why a slot that is away cannot come, None if it can; and whether time alone changes nothing."""
-        bar = self._bars.get(slot)
-        if self._fallbacks.recovers:
-            return PassReason.DEVICE_LOST, False
+        bar, seat = self._bars.get(slot), slot.seat
+        assert seat is not None
+        if self._fallbacks.recovers or seat.barred > now:
+            return PassReason.DEVICE_LOST, seat.barred == math.inf
         if not self._memory.device:  # where nobody has noticed yet, the switch will
             return PassReason.DEVICE_LOST, any(other.lost for other in self._slots.values())
         if bar is not None and now < bar.until:
@@ -239,7 +255,7 @@ class Dance:
             used=self._used[slot],
             asked=self._asked.get(slot),
             wished=self._wished.get(slot),
-            barred=bar.until if bar is not None else 0.0,
+            barred=max(seat.barred, bar.until if bar is not None else 0.0),
         )
 
     def _comes_alone(self, slot: Slot) -> bool:
@@ -307,9 +323,11 @@ class Dance:
             self._notice_loss(slot)
             reason = slot.lost or self._memory.reason or "it is lost"
             raise DeviceLostError(f"{model} cannot come to the device: {reason}")
+        assert slot.seat is not None
+        if not slot.there and slot.seat.barred > now:
+            raise DeviceLostError(f"{model} cannot come to the device: {_failure(slot) or 'it is lost'}")
         standings = self._standings(now)
         if make_room(standings, self._memory.budget, model) is None:
-            assert slot.seat is not None
             raise DeviceMemoryError(
                 f"{model} cannot come to the device: it needs {mib(slot.seat.bytes)} of "
                 f"{mib(self._memory.budget)}, and models that are pinned do not leave; unpin one, or raise "
@@ -408,12 +426,19 @@ class Dance:
             if not slot.lost and not self._fallbacks.recovers:
                 self._fallbacks.miss(slot, error)
             return
+        if slot.seat is not None and slot.seat.barred > now:  # it is tried again by itself
+            return
         leaving = {other.id for other in switch.outgoing}
         if isinstance(error, DeviceMemoryError) and self._memory.reservations.keys() - leaving:
             self._crowded[slot] = self._memory.faults
         tries = self._bars[slot].tries + 1 if slot in self._bars else 0
         until = now + min(_BAR_S * 2**tries, _LONGEST_BAR_S)
         self._bars[slot] = _Bar(until, tries, PassReason.NO_ROOM)
+
+
+def _failure(slot: Slot) -> str:
+    """Say how the device has failed a model of which it has a part, "" where it has not."""
+    return slot.executor.failure if isinstance(slot.executor, RailsExecutor) else ""
 
 
 def _is_busy(slot: Slot) -> bool:

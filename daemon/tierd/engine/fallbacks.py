@@ -98,6 +98,8 @@ class Fallbacks:
         if slot.fallback is not None:
             self._slots[slot.id] = slot
             slot.stranded = slot.fallback.refusal
+        elif slot.seat is not None:
+            slot.stranded = slot.seat.refusal
         if slot.scratch is not None:
             self._scratch[slot.id] = Scratch(slot.home.most)
 
@@ -435,7 +437,8 @@ class Fallbacks:
 
     def give_up(self, slot: Slot, obstacle: str) -> None:
         """End those who can be nowhere any more. obstacle: why not on the device."""
-        for sequence in [*slot.exiles, *slot.returning, *slot.waiting]:
+        there = [] if slot.seat is None or slot.seat.holds_rows else slot.running
+        for sequence in [*there, *slot.exiles, *slot.returning, *slot.waiting]:
             error = UnavailableError(
                 f"{slot.id}: {obstacle}, and the CPU cannot serve the model ({slot.stranded}); "
                 "free memory or restart tierd"

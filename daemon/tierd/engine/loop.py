@@ -442,6 +442,9 @@ class Loop:
             if isinstance(error, DeviceError) and slot.fallback is not None:
                 self._fallbacks.lose(slot, error)
                 return
+            if isinstance(error, DeviceError) and slot.seat is not None and slot.seat.refusal:
+                self._dance.notice_failure(slot)
+                return  # its streams have their rows, and wait for the device
             log.exception("model=%s device=%s a step failed", slot.id, slot.executor.name)
             if not isinstance(error, TierdError):
                 error = ExecutorError(f"{slot.id}: {type(error).__name__} in a step: {error}; try again")

@@ -202,7 +202,7 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
         outcome="cpu" if slot.lost or failure else slot.outcome,
         device="" if slot.lost or failure else slot.device,
         decline=slot.lost or failure or slot.decline,
-        seat=_seat(slot),
+        seat="lost" if failure else _seat(slot),
         running=len(streams),
         paused=sum(sequence.paused for sequence in streams),
         waiting=len(slot.waiting),

@@ -70,6 +70,7 @@ class Switch:
         for slot in self.outgoing:
             _seat(slot).leave()
             fallbacks.dismiss(slot)
+        self._halted = [slot for slot in self.outgoing if not slot.serves]
         self._enter("pause")
 
     @property
@@ -86,7 +87,7 @@ class Switch:
         before = self.phase, self.ended
         if self.phase in ("pause", "hydrate") and any(slot.lost for slot in self.outgoing):
             self.call_off(DeviceLostError("the device was lost while rows were brought off it"))
-        elif self.phase == "pause" and all(map(_is_quiet, self._emptied)):
+        elif self.phase == "pause" and all(map(_is_quiet, self._halted)):
             self._enter("hydrate")
             self._regions = self._held
         moving = self.phase == "hydrate" and self._hydrate()

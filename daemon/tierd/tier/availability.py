@@ -1,18 +1,19 @@
 """Whether this box can serve on a backend at all: each is asked once, and what it says is kept.
 
 A device that is given up in the middle of its work is tried again after a while: a fresh one is opened,
-without the memory that the others still hold.
+without the memory that the others still hold. Kompute's holds none then: its process is gone.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tierd.backends.rails.kompute import Card
+from tierd.backends.rails.card import Card
 from tierd.backends.rails.witness import open_card
 from tierd.backends.resident.image import default_directory
 from tierd.backends.resident.witness import witness
@@ -38,6 +39,11 @@ class Verdict:
     device: Device | None
     lost: bool = False
     card: Card | None = None
+
+    @property
+    def opened(self) -> Device | Card | None:
+        """What was opened, whichever."""
+        return self.device or self.card
 
 
 _NOT_OPENED, _CLOSED = Verdict("not opened", None), Verdict("closed", None)
@@ -83,15 +89,26 @@ class Availability:
         """
         with self._lock:
             backend, now = self._backends[name], self._clock()
-            device = backend.verdict.device
-            if device is not None and not device.abandoned:
+            verdict = backend.verdict
+            if verdict.opened is not None and not verdict.opened.abandoned:
                 return now
-            if device is not None:
-                backend.given_up.append(device)
-                backend.fault = device.abandoned
+            if verdict.opened is not None:
+                if verdict.device is not None:  # a card that is given up holds nothing any more
+                    backend.given_up.append(verdict.device)
+                backend.fault = verdict.opened.abandoned
                 backend.retries.fault(now)
                 self._tell_lost(backend)
             return backend.retries.due
+
+    def barred(self, name: str) -> float:
+        """Return until when a backend's device is not to be used, monotonic seconds; 0 where it works.
+
+        It is infinite where it was tried too often. Waits for nothing.
+        """
+        due = self.lost(name)
+        if not self.known(name).lost:
+            return 0.0
+        return math.inf if due is None else due
 
     def probe(self, name: str) -> Verdict:
         """Try a backend again whose device was given up, once that is due; return the verdict as it is then.
@@ -132,7 +149,7 @@ class Availability:
         with self._lock:
             again = backend.verdict.lost
             backend.verdict = verdict
-            if again and verdict.device is not None:
+            if again and verdict.opened is not None:
                 backend.retries.succeeded(self._clock())
             elif again:
                 backend.fault = verdict.reason
@@ -183,7 +200,7 @@ def _kompute(settings: GPUSettings, given_up: list[Device]) -> Verdict:
         card = open_card(allow_software=settings.allow_software)
     except DeviceError as error:
         return Verdict(str(error), None)
-    log.info("device %s is open through Kompute too, for rails", card.name)
+    log.info("device %s is open through Kompute too, for rails, in process %d", card.name, card.process_id)
     return Verdict("", None, card=card)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tierd.backends.resident.backend import ResidentBackend
 from tierd.errors import ModelError, SettingsError, UnsupportedModelError
@@ -26,13 +26,20 @@ def all_fit(shares: Mapping[str, Placement | str], total: int) -> bool:
 
 
 def deal(
-    backend: ResidentBackend, settings: Settings, marks: Mapping[str, DeviceMarks], room: Room
+    backend: ResidentBackend,
+    settings: Settings,
+    marks: Mapping[str, DeviceMarks],
+    room: Room,
+    besides: Collection[str] = (),
 ) -> dict[str, Placement | str]:
-    """Deal a device out to the configured models, and to others that are loaded. marks: of those that are."""
+    """Deal a device out to the configured models, and to others that are loaded. marks: of those that are.
+
+    besides: models that are not dealt to.
+    """
     needs: dict[str, Need] = {}
     declines: dict[str, Placement | str] = {}
     configured = {model.id: model for model in settings.models}
-    for model in {**configured, **marks}:
+    for model in (model for model in {**configured, **marks} if model not in besides):
         known = marks.get(model)
         need = _read_need(backend, configured[model], settings) if known is None else _need(backend, known)
         if isinstance(need, Need):

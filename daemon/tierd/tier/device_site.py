@@ -12,7 +12,7 @@ from typing import Any
 
 from tierd.backends.host import ThreadPool
 from tierd.backends.protocol import Executor
-from tierd.backends.rails.kompute import Card
+from tierd.backends.rails.card import Card
 from tierd.backends.resident.backend import ResidentBackend, absent
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.resident.image import default_directory
@@ -160,11 +160,17 @@ class DeviceSite:
         return dataclasses.replace(placed, seat=seat, marks=marks)
 
     def card(self) -> Card:
-        """Return the device as Kompute has it. Raises DeviceError where it has not."""
-        verdict = self._availability.backend_available("kompute")
+        """Return the device as Kompute has it, a fresh one if that is due. DeviceError where it has not."""
+        self._availability.backend_available("kompute")
+        verdict = self._availability.probe("kompute")
         if verdict.card is None:
-            raise NoDeviceError(verdict.reason)
+            raise _none_error(verdict)
         return verdict.card
+
+    @property
+    def card_barred(self) -> float:
+        """See `Availability.barred`: of the device as Kompute has it."""
+        return self._availability.barred("kompute")
 
     def lend(self, seat: DeviceSeat[Any], size_of: Callable[[int], int], *, pinned: bool) -> Placement:
         """Promise a part of a model what it makes of the bytes that others leave, or of all but the pinned.
@@ -191,8 +197,9 @@ class DeviceSite:
         size = beside or size_of(room.alone)
         if not size:
             raise DeviceMemoryError(f"{mib(room.alone)} of the device hold not one of its layers")
-        # Whoever needs its room may have it: it serves without.
-        return Placement(context=0, positions=0, bytes=size, pinned=pinned and bool(beside), turns=True)
+        stays = pinned and bool(beside)
+        # Whoever needs the room of another may have it: it serves without.
+        return Placement(context=0, positions=0, bytes=size, pinned=stays, turns=not stays)
 
     def bytes_of(self, model: str) -> int:
         """See `Stage`."""
@@ -246,13 +253,15 @@ class DeviceSite:
 
     def status(self) -> TierStatus:
         """Return how the device stands. Waits for nothing and opens nothing."""
-        verdict, due = self._availability.known("resident"), self._availability.retry_at("resident")
-        faults, fault = self._availability.faults("resident")
+        known, ways = self._availability, ("resident", "kompute")
+        verdict = known.known("resident")
+        faults, fault = zip(*map(known.faults, ways), strict=True)
+        due = [time for time in map(known.retry_at, ways) if time is not None]
         status = TierStatus(
             reason=verdict.reason,
-            faults=faults,
-            fault=fault,
-            retry_s=None if due is None else max(0.0, due - time.monotonic()),
+            faults=sum(faults),
+            fault=next(filter(None, fault), ""),
+            retry_s=max(0.0, min(due) - time.monotonic()) if due else None,
         )
         device = verdict.device
         if device is None:
@@ -297,9 +306,12 @@ class DeviceSite:
         with self._lock:
             shares, marks = dict(self._shares), dict(self._marks)
         if before is None or before.device.facts != facts or not all_fit(shares, total):
-            room = Room(total=total, taken=0, allocation=facts.limits.allocation)
-            shares = deal(backend, self._settings, marks, room)
+            parts = {model: shares[model] for model in self._parts & shares.keys()}
+            pinned = _bytes_of_pinned(parts)
+            room = Room(total=total, taken=pinned, pinned=pinned, allocation=facts.limits.allocation)
+            shares = deal(backend, self._settings, marks, room, besides=parts)
         with self._lock:
+            shares |= {model: self._shares[model] for model in self._parts}  # they stay as they were promised
             self._backend, self._total, self._shares = backend, total, shares
 
     def _budget(self) -> int:
@@ -343,7 +355,7 @@ class DeviceSite:
         return Room(
             total=self._total,
             taken=sum(share.bytes for share in there if share.pinned or not share.turns),
-            pinned=sum(share.bytes for share in there if share.pinned),
+            pinned=_bytes_of_pinned(shares),
             allocation=self._backend.device.facts.limits.allocation,
         )
 
@@ -378,6 +390,10 @@ class DeviceSite:
             scratch=want.regions if want.scratch else None,
             prefill_window=executor.max_rows,
         )
+
+
+def _bytes_of_pinned(shares: Mapping[str, Placement | str]) -> int:
+    return sum(share.bytes for share in shares.values() if isinstance(share, Placement) and share.pinned)
 
 
 def _none_error(verdict: Verdict) -> DeviceError:

@@ -87,9 +87,9 @@ class Tier:
                 decline, declined = str(error), reason_of(error)
         if want.rails and self._rails is not None and (declined in _FOR_RAILS or not want.whole):
             try:
-                placed = self._rails.put(model, settings, plan, file)
+                placed = self._rails.put(model, settings, plan, file, decline)
                 self._say(model.id, want, decline)
-                return dataclasses.replace(placed, resident_decline=decline)
+                return placed
             except DeviceError as error:
                 decline = f"{decline}; nor on rails: {error}" if decline else str(error)
                 declined = declined or reason_of(error)

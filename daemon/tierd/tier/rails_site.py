@@ -8,11 +8,12 @@ import threading
 from dataclasses import dataclass
 
 from tierd.backends.host import HostBackend
-from tierd.backends.rails.backend import Demand, RailsBackend, demand_of
+from tierd.backends.rails.backend import Demand, Part, RailsBackend, demand_of
+from tierd.backends.rails.card import Card
 from tierd.backends.rails.cuts import of_layers
 from tierd.backends.rails.executor import RailsExecutor
 from tierd.backends.rails.products import Products
-from tierd.errors import DeviceMemoryError, OrderError
+from tierd.errors import DeviceMemoryError, NoDeviceError, OrderError
 from tierd.kv.home import Home
 from tierd.kv.sizing import check_context
 from tierd.models import GGUFFile
@@ -30,18 +31,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RailsMarks:
-    """What a model holds of the device; see `seat.Marks`. layers: whose matmuls. placed: on the host."""
+    """What a model holds of the device; see `seat.Marks`. part: of it. placed: on the host."""
 
     model: str
     bytes: int
-    layers: tuple[int, ...]
+    part: Part
     placed: Placed
 
 
 class RailsSeat(DeviceSeat[RailsMarks]):
-    """See DeviceSeat. Streams go on on the host while the model is away: no rows leave, none come."""
+    """See DeviceSeat. No rows leave with the model, and none come.
+
+    Streams go on on the host while it is away, unless it is required that it is there: then they wait.
+    """
 
     holds_rows = False
+
+    def __init__(self, model: str, stage: RailsSite, refusal: str) -> None:
+        """refusal: see `slot.Seat`."""
+        super().__init__(model, stage)
+        self.refusal = refusal
+        self._site = stage
+
+    @property
+    def barred(self) -> float:
+        """See `slot.Seat`."""
+        return self._site.barred
 
     def _free(self, home: Home) -> None:
         executor = home.executor
@@ -60,7 +75,9 @@ class RailsSite:
     def __init__(self, settings: Settings, host: HostSite, backend: HostBackend, device: DeviceSite) -> None:
         """host, backend: where models run. device: whose room it is."""
         self.reservations = device.reservations
-        self._host = host.over(RailsBackend(backend, settings.gpu.rails_rows))
+        self._host = host
+        self._backend = backend
+        self._rows = settings.gpu.rails_rows
         self._device = device
         self._lock = threading.Lock()  # held while a model is put there
 
@@ -70,54 +87,78 @@ class RailsSite:
         self._device.card()
         self._device.foresee(model.id, lambda room: demand.bytes_of(demand.within(room)))
 
-    def put(self, model: ModelSettings, settings: Settings, plan: Plan, file: GGUFFile) -> Placed:
+    def put(
+        self, model: ModelSettings, settings: Settings, plan: Plan, file: GGUFFile, decline: str = ""
+    ) -> Placed:
         """See `Site`. Raises DeviceError where no layer can be there, and what `HostSite.put` does.
+
+        decline: why it is not there whole, "" where it is not to be.
 
         Where there is no room now, the model is away from the device until there is, and serves.
         """
         card = self._device.card()
         demand = _demand(model, settings, plan, file)
-        seat = RailsSeat(model.id, self)
+        required = settings.required(model)
+        refusal = f"`require` demands that it is {required} on the GPU" if required != "none" else ""
+        seat = RailsSeat(model.id, self, refusal)
         share = self._device.lend(seat, lambda room: demand.bytes_of(demand.within(room)), pinned=model.pin)
         try:
-            placed = self._host.put(model, settings, plan, file)
-            placed = dataclasses.replace(placed, outcome=self.outcome, device=card.name, seat=seat)
-            marks = RailsMarks(
-                model=model.id, bytes=share.bytes, layers=demand.within(share.bytes), placed=placed
+            part = demand.part(demand.within(share.bytes), card.place)
+            site = self._host.over(RailsBackend(self._backend, self._rows, part))
+            placed = site.put(model, settings, plan, file)
+            placed = dataclasses.replace(
+                placed, outcome=self.outcome, device=card.name, seat=seat, resident_decline=decline
             )
+            executor = _executor(placed)
+            executor.strict = refusal != ""
             try:
+                marks = RailsMarks(model=model.id, bytes=share.bytes, part=part, placed=placed)
                 return self._come(seat, marks, at_once=model.preload)
             except BaseException:
-                placed.home.executor.close()
+                executor.close()
                 self._host.release(model.id)
                 raise
         except BaseException:
             self._device.release(model.id)
             raise
 
+    @property
+    def barred(self) -> float:
+        """See `slot.Seat`."""
+        return self._device.card_barred
+
     def bytes_of(self, model: str) -> int:
         """See `Stage`."""
         return self._device.bytes_of(model)
 
     def renew(self, marks: RailsMarks) -> RailsMarks:
-        """See `Stage`."""
+        """See `Stage`. Layers come to another device than before only with the model: its rows say which."""
+        self._card(marks)
         return marks
 
     def arm(self, marks: RailsMarks) -> tuple[Placed, RailsMarks]:
         """See `Stage`."""
-        executor = marks.placed.home.executor
-        assert isinstance(executor, RailsExecutor)
-        groups = of_layers(executor.groups, marks.layers)
+        executor, layers = _executor(marks.placed), marks.part.layers
+        groups = of_layers(executor.groups, layers)
         uploading = logged(f"model={marks.model} uploading the weights of its matmuls")
         with self._lock:
-            executor.lay(Products(self._device.card(), groups, executor.host, uploading), groups)
+            executor.lay(Products(self._card(marks), groups, executor.host, uploading), groups)
         log.info(
             "model=%s has the matmuls of %d of %d layers on the device",
             marks.model,
-            len(marks.layers),
+            len(layers),
             len(executor.all_layers),
         )
         return marks.placed, marks
+
+    def _card(self, marks: RailsMarks) -> Card:
+        card = self._device.card()
+        if card.place != marks.part.place:
+            raise NoDeviceError(
+                f"{marks.model} was loaded for {marks.part.place}, and the device is {card.place} now; load "
+                "it again"
+            )
+        return card
 
     def _come(self, seat: RailsSeat, marks: RailsMarks, *, at_once: bool) -> Placed:
         """Put a model there, or leave it away where others are in its room."""
@@ -137,10 +178,19 @@ class RailsSite:
         return dataclasses.replace(marks.placed, marks=seat.save())
 
 
+def _executor(placed: Placed) -> RailsExecutor:
+    executor = placed.home.executor
+    assert isinstance(executor, RailsExecutor)
+    return executor
+
+
 def _demand(model: ModelSettings, settings: Settings, plan: Plan, file: GGUFFile) -> Demand:
     check_context(model.context, plan.context)
     rows = settings.engine.chunk_rows + model.streams
     demand = demand_of(plan, file, KV_CODECS[model.codec], rows)
     if not demand.layers:
-        raise DeviceMemoryError("none of its matmuls is one that Kompute can bind")
+        raise DeviceMemoryError(
+            f"no layer's matmuls are such that Kompute can bind them for steps of {rows} rows; lower "
+            "engine.chunk_rows"
+        )
     return demand

@@ -83,6 +83,7 @@ class DeviceSeat(Generic[M]):
     """One model's. `drop` and `rearm` take long and may be called from a worker, one call at a time."""
 
     holds_rows = True
+    refusal = ""
 
     def __init__(self, model: str, stage: Stage[M]) -> None:
         """It begins AWAY, with nothing saved yet: `restore` gives it its first marks."""
@@ -95,6 +96,11 @@ class DeviceSeat(Generic[M]):
     def bytes(self) -> int:
         """What the model takes of the device, or will when it comes."""
         return self._stage.reservations.of(self.model) or self._stage.bytes_of(self.model)
+
+    @property
+    def barred(self) -> float:
+        """Until when the device is not to be tried, monotonic seconds."""
+        return 0.0
 
     @property
     def serves(self) -> bool:

@@ -15,8 +15,8 @@ class TierStatus:
     products: how it multiplies by matrices, BIT_FOR_BIT or other words; "" when there is none.
     used, budget: bytes that models take, and may. reservations: those of each model that is there, or on its
     way. away: those that each of the others will take when its turn comes.
-    faults: how often the device failed in its work and was given up; fault: what it said last. retry_s:
-    seconds until it is tried again, None where it is not.
+    faults: how often the device failed in its work and was given up, for whole models or for parts; fault:
+    what it said last. retry_s: seconds until it is tried again, None where it is not.
     """
 
     backend: str = ""

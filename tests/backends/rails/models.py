@@ -76,10 +76,11 @@ def activations(values: Words, scales: Words, group: Group, rows: int) -> npt.ND
 
 
 class NumpyProducts:
-    """Stands for `Products`: the same products by numpy. error: raised by the next of them."""
+    """Stands for `Products`: the same products by numpy. error: of the next of them. lost: see there."""
 
     def __init__(self, executor: RailsExecutor) -> None:
         self.error: Exception | None = None
+        self.lost = ""
         self.computed: list[tuple[Group, int]] = []
         self.closed = 0
         self._executor = executor

@@ -95,10 +95,43 @@ def test_a_device_that_fails_is_left_and_the_step_is_the_hosts(opened: Opener) -
     assert executor.layers == (0, 1)
     products.error = DeviceLostError("it is lost")
     np.testing.assert_array_equal(executor.run(batch()), before)
-    assert (executor.layers, executor.failure) == ((), "it is lost")
+    assert (executor.layers, executor.failure, products.closed) == ((), "it is lost", 1)
     products.error = None
     executor.run(batch())
     assert products.computed == []
+    executor.lay(products, executor.groups)  # type: ignore[arg-type]
+    assert (executor.layers, executor.failure) == ((0, 1), "")
+    executor.run(batch())
+    assert len(products.computed) == len(executor.groups)
+
+
+def test_the_host_does_not_get_what_it_must_not_have(opened: Opener) -> None:
+    """As often as it is tried; and K and V are right once the device is there again."""
+    executor = opened("F32")
+    before = executor.run(batch()).copy()
+    executor.strict = True
+    products = NumpyProducts(executor)
+    executor.lay(products, executor.groups)  # type: ignore[arg-type]
+    products.error = DeviceLostError("it is lost")
+    for _ in range(2):
+        executor.submit(batch())
+        with pytest.raises(DeviceLostError, match="it is lost"):
+            executor.collect()
+    products.error = None
+    executor.lay(products, executor.groups)  # type: ignore[arg-type]
+    assert np.abs(executor.run(batch()) - before).max() <= 2e-5 * np.abs(before).max()
+
+
+def test_a_device_that_failed_another_model_has_failed_this_one_too(opened: Opener) -> None:
+    executor = opened()
+    products = NumpyProducts(executor)
+    executor.lay(products, executor.groups)  # type: ignore[arg-type]
+    assert executor.failure == ""
+    products.lost = "its process is gone"
+    assert executor.failure == "its process is gone"
+    other = NumpyProducts(executor)
+    executor.lay(other, executor.groups)  # type: ignore[arg-type]
+    assert (executor.failure, products.closed, other.closed) == ("", 1, 0)
 
 
 def test_what_is_lifted_is_freed_once(opened: Opener) -> None:

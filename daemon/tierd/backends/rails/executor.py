@@ -14,7 +14,7 @@ from tierd.backends.protocol import Logits, LogitsResult
 from tierd.backends.rails.cuts import Group, Segment, cut
 from tierd.backends.rails.products import Products
 from tierd.core import Batch
-from tierd.errors import DeviceError
+from tierd.errors import DeviceError, DeviceLostError
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,9 @@ class RailsExecutor:
     """See Executor. Steps of few rows run on the host alone, and all of them while nothing is laid.
 
     A step that the device fails at is run again on the host: K and V are written once more, and are the same.
+    Where the host must not have it `collect` raises DeviceLostError, and the step may be fed again.
+
+    strict: whether the host must not have what is for the device.
     """
 
     name = "rails"
@@ -41,10 +44,11 @@ class RailsExecutor:
         self.max_rows = host.max_rows
         self.vocabulary = host.vocabulary
         self.layers: tuple[int, ...] = ()  # whose matmuls are on the device
-        self.failure = ""  # why the device is not used any more
         self.least = rows
+        self.strict = False
         self._lock = threading.Lock()  # held while the device computes, and while what is laid changes
         self._products: Products | None = None
+        self._failure = ""
         self._segments: tuple[Segment, ...] = ()
         self._submitted = Batch(())
 
@@ -53,12 +57,20 @@ class RailsExecutor:
         """Those that have matmuls which may be on a device."""
         return tuple(dict.fromkeys(group.matmuls[0].layer for group in self.groups))
 
+    @property
+    def failure(self) -> str:
+        """Why the device that has matmuls of the model is not used any more; "" while it is, or has none."""
+        products = self._products
+        return self._failure or ("" if products is None else products.lost)
+
     def lay(self, products: Products, groups: Ordered[Group]) -> None:
-        """Have these groups computed on the device from the next step on."""
+        """Have these groups computed on the device from the next step on. What was there before is freed."""
         with self._lock:
-            self._products, self._segments = products, cut(self.host.op_count, groups)
+            before, self._products = self._products, products
+            self._segments, self._failure = cut(self.host.op_count, groups), ""
             self.layers = tuple(dict.fromkeys(group.matmuls[0].layer for group in groups))
-            self.failure = ""
+            if before is not None:
+                before.close()
 
     def lift(self) -> None:
         """Free what is on the device, once the step that uses it is over. Idempotent."""
@@ -84,9 +96,12 @@ class RailsExecutor:
                 try:
                     return self._run_on(self._products, batch)
                 except DeviceError as error:
-                    self.failure = str(error)
-                    self._products, self.layers = None, ()
-                    log.error("the device is not used any more, the CPU goes on: %s", error)
+                    self._failure = str(error)
+                    products, self._products, self.layers = self._products, None, ()
+                    products.close()
+                    log.error("the device is not used any more: %s", error)
+            if self.strict and self._failure:
+                raise DeviceLostError(self._failure)
         return self.host.run(batch)
 
     def copy_rows(self, source: int, target: int, positions: int) -> None:

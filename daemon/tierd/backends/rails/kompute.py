@@ -1,8 +1,9 @@
 """Kompute (the package `kp`), which may not be there: the only home of its names.
 
-Kompute holds the GIL in every call, also while it waits for the device: nothing else of the process runs in
-Python meanwhile. Its device tensors have a copy as large as themselves that the host sees. Commands are
-recorded once and run again and again, as a sequence of its must not be recorded anew.
+Kompute holds the GIL in every call, also while it waits for the device, without end where that hangs. So it
+has a process of its own, see `worker`; nothing here is called in another. Its device tensors have a copy as
+large as themselves that the host sees. Commands are recorded once and run again and again, as a sequence of
+its must not be recorded anew.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tierd.errors import DeviceError, DeviceLostError, DeviceMemoryError, NoDevi
 
 Words = npt.NDArray[np.uint32]
 
-# A tensor takes so many times its bytes.
-COPIES = 2
+# A NaN that no product is: what stands first where products come until they are there.
+_NOTHING = 0x7FC0DEAD
 
 
 def load() -> Any:
@@ -34,7 +35,7 @@ def load() -> Any:
 
 
 class Tensor:
-    """Words of a device. words: what the host sees of them, as of the last time they were carried."""
+    """Words of a device. words: Kompute's copy, as of the last time they were carried."""
 
     def __init__(self, handle: Any) -> None:
         """handle: a tensor of Kompute's."""
@@ -60,10 +61,12 @@ class Algorithm:
 
 
 class Recording:
-    """Commands that are run as they were recorded."""
+    """Commands that are run as they were recorded. inward, outward: what they carry there and back."""
 
-    def __init__(self, sequence: Any, name: str) -> None:
+    def __init__(self, sequence: Any, name: str, inward: Sequence[Tensor], outward: Sequence[Tensor]) -> None:
         """sequence: of Kompute's. name: of the device."""
+        self.inward = tuple(inward)
+        self.outward = tuple(outward)
         self._sequence = sequence
         self._name = name
 
@@ -73,10 +76,15 @@ class Recording:
         Kompute looks neither at what submitting returns nor at what waiting does, but for a time that is up:
         of a device that is lost it need not tell. Then no tensor has been carried back.
         """
+        for tensor in self.outward:
+            tensor.words[0] = _NOTHING
         try:
             self._sequence.eval()
         except RuntimeError as error:
             raise DeviceLostError(f"{self._name} failed at a product: {error}") from error
+        # Each comes back as a whole, or not at all.
+        if any(tensor.words[0] == _NOTHING for tensor in self.outward):
+            raise DeviceLostError(f"{self._name} failed at a product: nothing came back")
 
     def close(self) -> None:
         """Free them."""
@@ -84,7 +92,7 @@ class Recording:
 
 
 class Card:
-    """A device as Kompute has it, for any thread. name: of the device."""
+    """A device as Kompute has it. name: of the device."""
 
     def __init__(self, index: int, name: str) -> None:
         """Open the device of a name, at an index of all that the loader lists. Raises DeviceError."""
@@ -140,10 +148,4 @@ class Card:
                 sequence.record(operation)
         except RuntimeError as error:
             raise DeviceError(f"{self.name} cannot record commands: {error}") from error
-        return Recording(sequence, self.name)
-
-    def close(self) -> None:
-        """Close the device. Idempotent; what was made with it has been closed."""
-        if self._manager is not None:
-            self._manager.destroy()
-            self._manager = None
+        return Recording(sequence, self.name, inward, outward)

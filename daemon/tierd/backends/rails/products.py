@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tierd.backends.host import HostExecutor
+from tierd.backends.rails.card import COPIES, WORD, Algorithm, Card, Recording, Tensor, Words
 from tierd.backends.rails.cuts import HEAD, Group, Matmul
-from tierd.backends.rails.kompute import COPIES, Algorithm, Card, Recording, Tensor, Words
 from tierd.backends.resident import manifest
-from tierd.errors import DeviceLostError
 from tierd.progress import Progress
 
 TILE = 64
@@ -20,25 +19,29 @@ TILE = 64
 _BINDING_BYTES = 1 << 27
 # A tensor that matmuls share is not filled beyond this: it is packed whole before it is carried.
 _CHUNK_BYTES = 1 << 26
-_WORD = 4
-# A NaN that no product is: what stands where products go until they come.
-_NOTHING = 0x7FC0DEAD
 
 
-def fits(matmul: Matmul) -> bool:
-    """Whether a weight can be bound at all, wherever."""
-    return matmul.words * _WORD <= _BINDING_BYTES
+def fits(group: Group, max_rows: int) -> bool:
+    """Whether weights, and the activations and products of so many rows, can be bound at all, wherever."""
+    largest = max(matmul.words for matmul in group.matmuls)
+    return max(largest, group.x_words(max_rows), group.out_words(max_rows)) * WORD <= _BINDING_BYTES
 
 
 def product_bytes(groups: Sequence[Group], max_rows: int) -> int:
     """Return the bytes of the device that these take, for steps of so many rows; 0 for none."""
-    if not groups:
-        return 0
     words = sum(matmul.words for group in groups for matmul in group.matmuls)
-    words += max(group.x_words(max_rows) for group in groups) + max(
-        group.out_words(max_rows) for group in groups
-    )
-    return COPIES * _WORD * words
+    return COPIES * (WORD * words + _carried_bytes(groups, max_rows))
+
+
+def host_bytes(groups: Sequence[Group], max_rows: int) -> int:
+    """Return the bytes of the host's memory that they take: Kompute's copies, and what is shared with it."""
+    return product_bytes(groups, max_rows) // COPIES + _carried_bytes(groups, max_rows)
+
+
+def _carried_bytes(groups: Sequence[Group], max_rows: int) -> int:
+    """Return the bytes of the activations and products of the largest groups."""
+    words = max((group.x_words(max_rows) for group in groups), default=0)
+    return WORD * (words + max((group.out_words(max_rows) for group in groups), default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,10 @@ class Products:
             self._x = self._tensor(max(group.x_words(host.max_rows) for group in groups))
             self._out = self._tensor(max(group.out_words(host.max_rows) for group in groups))
             matmuls = [matmul for group in groups for matmul in group.matmuls]
-            done, total = 0, sum(matmul.words for matmul in matmuls) * _WORD
+            done, total = 0, sum(matmul.words for matmul in matmuls) * WORD
             for chunk in _chunks(matmuls):
                 self._carry(chunk, host)
-                done += sum(matmul.words for matmul in chunk) * _WORD
+                done += sum(matmul.words for matmul in chunk) * WORD
                 if progress is not None:
                     progress(done, total)
             for group in groups:
@@ -82,6 +85,11 @@ class Products:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def lost(self) -> str:
+        """Why nothing can be computed any more, "" while it can."""
+        return self._card.abandoned
 
     def values(self) -> Words:
         """Return where the activations of a group go: bytes or floats, (rows, whole blocks)."""
@@ -94,12 +102,10 @@ class Products:
     def compute(self, group: Group, rows: int) -> list[Words]:
         """Multiply what lies there by a group's weights; the products, (rows, outputs) each, as float bits.
 
-        They are there until the next call. Raises DeviceLostError.
+        They are there until the next call. Raises DeviceError: the card is given up then.
         """
-        self._x.words[0], self._out.words[0] = rows, _NOTHING
-        self._recordings[group].run()
-        if self._out.words[0] == _NOTHING:  # all of it is carried back at once, or nothing
-            raise DeviceLostError(f"{self._card.name} failed at a product: nothing came back")
+        self._x.words[0] = rows
+        self._recordings[group].run([group.x_words(rows)], [group.out_words(rows)])
         products, at = [], 0
         for matmul in group.matmuls:
             products.append(self._out.words[at : at + rows * matmul.outputs])
@@ -126,7 +132,7 @@ class Products:
             [self._x, tensor, self._out],
             manifest.spirv(kernel, "bytes" if chunk[0].parts else "floats"),
             (-(-outputs // TILE), -(-self._rows // TILE), 1),
-            kernel.push_bytes // _WORD,
+            kernel.push_bytes // WORD,
         )
         self._made.callback(algorithm.close)
         at = 0
@@ -139,9 +145,9 @@ class Products:
             )
             self._places[matmul.weight] = _Place(algorithm, at // 4, scales // 4)
             at = scales + matmul.scale_words
-        carrying = self._card.record([tensor], [], [])
-        with contextlib.closing(carrying):
-            carrying.run()
+        with contextlib.closing(self._card.record([tensor], [], [])) as carrying:
+            carrying.run([at], [])
+        tensor.hide()
 
     def _record(self, group: Group) -> None:
         dispatches, before = [], 0
@@ -161,7 +167,7 @@ def _chunks(matmuls: Iterable[Matmul]) -> list[list[Matmul]]:
     open_chunks: dict[bool, list[Matmul]] = {}
     for matmul in matmuls:
         chunk = open_chunks.get(matmul.parts > 0)
-        if chunk is None or sum(m.words for m in [*chunk, matmul]) * _WORD > _CHUNK_BYTES:
+        if chunk is None or sum(m.words for m in [*chunk, matmul]) * WORD > _CHUNK_BYTES:
             chunk = open_chunks[matmul.parts > 0] = []
             chunks.append(chunk)
         chunk.append(matmul)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tierd.backends.rails.card import Card
 from tierd.backends.rails.cuts import HEAD
-from tierd.backends.rails.kompute import Card, load
 from tierd.backends.resident import manifest
 from tierd.backends.vkapi import choose_device, physical_devices
 from tierd.errors import DeviceError
@@ -16,10 +16,9 @@ _TILE, _BLOCK = 64, 32
 
 def open_card(*, allow_software: bool) -> Card:
     """Open the device that whole models would have, once it has multiplied. DeviceError says why not."""
-    load()
     devices = physical_devices()
     index = choose_device(devices, allow_software=allow_software)
-    card = Card(index, devices[index].name)
+    card = Card(index, devices[index])
     try:
         _multiply(card)
     except BaseException:
@@ -47,7 +46,7 @@ def _multiply(card: Card) -> None:
         )
         push = np.array([_OUTPUTS, 0, _BLOCKS, 0, 0, 0], np.uint32)
         recording = card.record(tensors[:2], [(algorithm, push)], tensors[2:])
-        recording.run()
+        recording.run([tensor.words.size for tensor in tensors[:2]], [tensors[2].words.size])
         right = np.array_equal(
             tensors[2].words.view(np.float32).reshape(_ROWS, _OUTPUTS), x @ weight[:_OUTPUTS].T
         )

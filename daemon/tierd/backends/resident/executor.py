@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierd.backends.moves import check_move, row_bytes
+from tierd.backends.patience import step_timeout_s
 from tierd.backends.picking import check_draws, measure
 from tierd.backends.protocol import NO_HIDDEN_STATES, Hidden, Logits
 from tierd.backends.resident import regions
@@ -39,10 +40,6 @@ from tierd.core import Batch, Draw, TokenLogprobs
 from tierd.errors import DeviceError, ExecutorError
 from tierd.models.formats import KVCodec
 from tierd.models.plan import Plan
-
-# A step that takes longer than this never ends; on a software device it may take so many times as long.
-_STEP_TIMEOUT_S = 60.0
-_SOFTWARE_PATIENCE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +396,7 @@ class ResidentExecutor:
 
     def _wait(self, value: int) -> None:
         """Wait for a value. A device that does not signal it in time, or is lost, gives itself up."""
-        patience = _SOFTWARE_PATIENCE if self._device.facts.dear_loads else 1
-        self._device.wait(value, _STEP_TIMEOUT_S * patience)
+        self._device.wait(value, step_timeout_s(software=self._device.facts.dear_loads))
 
     def _read(self, seat: Seat, rows: Sequence[int]) -> dict[int, Logits]:
         """Return rows of a seat's logits, read back; valid as long as the seat is."""
