@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from backends.rails.conftest import Opener
 from backends.rails.models import batch
 from kompute import Faults, needs_kompute
 from tierd.backends import patience
-from tierd.backends.rails.card import Card
+from tierd.backends.rails.card import Card, Shared
 from tierd.backends.rails.executor import RailsExecutor
 from tierd.backends.rails.products import Products
 from tierd.backends.rails.witness import open_card
@@ -83,8 +84,9 @@ def test_a_step_that_fails_there_is_the_hosts_and_the_process_is_given_up(
     np.testing.assert_array_equal(whole, laid.host.run(batch()))
     assert card.abandoned == laid.failure
     wait_for(lambda: not is_there(card.process_id))
-    with pytest.raises(DeviceLostError, match=re.escape(laid.failure)):
-        card.tensor(4)
+    failed = pytest.raises(DeviceLostError, match=re.escape(laid.failure))
+    with contextlib.closing(Shared(4)) as shared, failed:
+        card.tensor(4, shared)
 
 
 def test_a_device_that_hangs_is_left_in_time_and_others_go_on_meanwhile(
@@ -146,11 +148,12 @@ def test_it_dies_with_the_daemon(hangs: bool, faults: Faults, tmp_path: Path) ->
     program = tmp_path / "daemon.py"
     program.write_text(
         "import sys, threading\n"
+        "from tierd.backends.rails.card import Shared\n"
         "from tierd.backends.rails.witness import open_card\n"
         "card = open_card(allow_software=True)\n"
         "print(card.process_id, flush=True)\n"
         "sys.stdin.readline()\n"
-        "recording = card.record([card.tensor(4)], [], [])\n"
+        "recording = card.record([card.tensor(4, Shared(4))], [], [])\n"
         "threading.Timer(0.5, lambda: print('runs', flush=True)).start()\n"
         "recording.run([4], [])\n"
     )

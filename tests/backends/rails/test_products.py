@@ -12,7 +12,7 @@ import pytest
 from backends.rails.conftest import Opener
 from backends.rails.models import TOKENS, activations, batch, weights_of
 from kompute import needs_kompute
-from tierd.backends.rails.card import Card, Tensor
+from tierd.backends.rails.card import Card, Shared, Tensor
 from tierd.backends.rails.products import Products, fits, product_bytes
 from tierd.backends.rails.witness import open_card
 from tierd.backends.vkapi import physical_devices
@@ -89,10 +89,10 @@ def test_what_fails_leaves_nothing_there(card: Card, opened: Opener, monkeypatch
     made: list[Tensor] = []
     tensor, close = Card.tensor, Tensor.close
 
-    def scarce(self: Card, words: int) -> Tensor:
+    def scarce(self: Card, words: int, shared: Shared) -> Tensor:
         if len(made) == 2:
             raise DeviceMemoryError("no room")
-        made.append(tensor(self, words))
+        made.append(tensor(self, words, shared))
         return made[-1]
 
     def noted(self: Tensor) -> None:

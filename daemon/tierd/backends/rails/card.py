@@ -23,6 +23,7 @@ Words = npt.NDArray[np.uint32]
 WORD = 4
 # A tensor takes so many times its bytes: Kompute keeps a copy that the host sees.
 COPIES = 2
+_NONE: Words = np.zeros(0, np.uint32)
 
 
 class Card:
@@ -59,9 +60,11 @@ class Card:
         """Of the process that has the device."""
         return self._process.id
 
-    def tensor(self, words: int) -> Tensor:
-        """Return a tensor of so many words. Raises DeviceMemoryError."""
-        return Tensor(self, next(self._numbers), words)
+    def tensor(self, words: int, shared: Shared) -> Tensor:
+        """Return a tensor of so many words, carried from and to the first of what is shared. DeviceError."""
+        tensor = Tensor(self, next(self._numbers), shared.words[:words])
+        self.ask(messages.MakeTensor(tensor.number, words), shared.descriptor)
+        return tensor
 
     def algorithm(
         self, tensors: Sequence[Tensor], spirv: bytes, groups: tuple[int, int, int], push_words: int
@@ -106,6 +109,27 @@ class Card:
         self._process.close()
 
 
+class Shared:
+    """Memory for what tensors carry, which a card's process sees as well. words: of it.
+
+    descriptor: with which a process gets at it, until it is closed.
+    """
+
+    def __init__(self, words: int) -> None:
+        """Raises DeviceMemoryError where there is none."""
+        self.descriptor = os.memfd_create("tierd-rails", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(self.descriptor, 0, words * WORD)
+            self.words: Words = np.frombuffer(mmap.mmap(self.descriptor, words * WORD), np.uint32)
+        except OSError as error:
+            self.close()
+            raise DeviceMemoryError(f"there are no {words * WORD} bytes to share: {error}") from error
+
+    def close(self) -> None:
+        """Give it to no other tensor. It is freed with those that it was given to, and with its words."""
+        os.close(self.descriptor)
+
+
 class _Made:
     """What was made on a card. number: see `messages`."""
 
@@ -120,25 +144,22 @@ class _Made:
 
 
 class Tensor(_Made):
-    """Words of a device. words: memory that its process sees as well, with what was carried last."""
+    """Words of a device. words: those that are carried there, and back."""
 
-    def __init__(self, card: Card, number: int, words: int) -> None:
+    def __init__(self, card: Card, number: int, words: Words) -> None:
         """Use `Card.tensor`."""
         super().__init__(card, number)
-        descriptor = os.memfd_create("tierd-rails", os.MFD_CLOEXEC)
-        try:
-            os.posix_fallocate(descriptor, 0, words * WORD)
-            self.words: Words = np.frombuffer(mmap.mmap(descriptor, words * WORD), np.uint32)
-            card.ask(messages.MakeTensor(number, words), descriptor)
-        except OSError as error:
-            raise DeviceMemoryError(f"there are no {words * WORD} bytes to share: {error}") from error
-        finally:
-            os.close(descriptor)
+        self.words = words
 
     def hide(self) -> None:
-        """Let go of the memory: it is not carried any more. Nothing may look at its words."""
-        del self.words
+        """Let go of its words: it is not carried any more."""
+        self.words = _NONE
         self._card.ask(messages.Hide(self.number))
+
+    def close(self) -> None:
+        """Free it."""
+        self.words = _NONE
+        super().close()
 
 
 class Algorithm(_Made):

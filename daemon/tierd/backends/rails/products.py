@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tierd.backends.host import HostExecutor
-from tierd.backends.rails.card import COPIES, WORD, Algorithm, Card, Recording, Tensor, Words
+from tierd.backends.rails.card import COPIES, WORD, Algorithm, Card, Recording, Shared, Tensor, Words
 from tierd.backends.rails.cuts import HEAD, Group, Matmul
 from tierd.backends.resident import manifest
 from tierd.progress import Progress
@@ -29,19 +29,19 @@ def fits(group: Group, max_rows: int) -> bool:
 
 def product_bytes(groups: Sequence[Group], max_rows: int) -> int:
     """Return the bytes of the device that these take, for steps of so many rows; 0 for none."""
-    words = sum(matmul.words for group in groups for matmul in group.matmuls)
-    return COPIES * (WORD * words + _carried_bytes(groups, max_rows))
+    words = sum(_words(group.matmuls) for group in groups)
+    return COPIES * WORD * (words + sum(_carried(groups, max_rows)))
 
 
 def host_bytes(groups: Sequence[Group], max_rows: int) -> int:
     """Return the bytes of the host's memory that they take: Kompute's copies, and what is shared with it."""
-    return product_bytes(groups, max_rows) // COPIES + _carried_bytes(groups, max_rows)
+    return product_bytes(groups, max_rows) // COPIES + WORD * max(_carried(groups, max_rows))
 
 
-def _carried_bytes(groups: Sequence[Group], max_rows: int) -> int:
-    """Return the bytes of the activations and products of the largest groups."""
-    words = max((group.x_words(max_rows) for group in groups), default=0)
-    return WORD * (words + max((group.out_words(max_rows) for group in groups), default=0))
+def _carried(groups: Sequence[Group], max_rows: int) -> tuple[int, int]:
+    """Return the words of the largest activations, and of the largest products."""
+    x = max((group.x_words(max_rows) for group in groups), default=0)
+    return x, max((group.out_words(max_rows) for group in groups), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,17 @@ class Products:
         self._recordings: dict[Group, Recording] = {}
         self._made = contextlib.ExitStack()
         try:
-            self._x = self._tensor(max(group.x_words(host.max_rows) for group in groups))
-            self._out = self._tensor(max(group.out_words(host.max_rows) for group in groups))
+            x, out = map(_whole, _carried(groups, host.max_rows))
+            with contextlib.closing(Shared(max(x, out))) as shared:
+                self._x, self._out = self._tensor(x, shared), self._tensor(out, shared)
             matmuls = [matmul for group in groups for matmul in group.matmuls]
-            done, total = 0, sum(matmul.words for matmul in matmuls) * WORD
-            for chunk in _chunks(matmuls):
-                self._carry(chunk, host)
-                done += sum(matmul.words for matmul in chunk) * WORD
-                if progress is not None:
-                    progress(done, total)
+            chunks, done = _chunks(matmuls), 0
+            with contextlib.closing(Shared(max(map(_words, chunks)))) as shared:
+                for chunk in chunks:
+                    self._carry(chunk, host, shared)
+                    done += _words(chunk) * WORD
+                    if progress is not None:
+                        progress(done, _words(matmuls) * WORD)
             for group in groups:
                 self._record(group)
         except BaseException:
@@ -102,7 +104,8 @@ class Products:
     def compute(self, group: Group, rows: int) -> list[Words]:
         """Multiply what lies there by a group's weights; the products, (rows, outputs) each, as float bits.
 
-        They are there until the next call. Raises DeviceError: the card is given up then.
+        They lie over the activations: until others are put there. Raises DeviceError: the card is given up
+        then.
         """
         self._x.words[0] = rows
         self._recordings[group].run([group.x_words(rows)], [group.out_words(rows)])
@@ -118,14 +121,14 @@ class Products:
         self._recordings.clear()
         self._made.close()
 
-    def _tensor(self, words: int) -> Tensor:
-        tensor = self._card.tensor(-(-words // 4) * 4)
+    def _tensor(self, words: int, shared: Shared) -> Tensor:
+        tensor = self._card.tensor(words, shared)
         self._made.callback(tensor.close)
         return tensor
 
-    def _carry(self, chunk: Sequence[Matmul], host: HostExecutor) -> None:
+    def _carry(self, chunk: Sequence[Matmul], host: HostExecutor, shared: Shared) -> None:
         """Put the weights of a chunk into a tensor of their own."""
-        tensor = self._tensor(sum(matmul.words for matmul in chunk))
+        tensor = self._tensor(_words(chunk), shared)
         outputs = max(matmul.outputs for matmul in chunk)
         kernel = manifest.kernel("rails")
         algorithm = self._card.algorithm(
@@ -167,8 +170,18 @@ def _chunks(matmuls: Iterable[Matmul]) -> list[list[Matmul]]:
     open_chunks: dict[bool, list[Matmul]] = {}
     for matmul in matmuls:
         chunk = open_chunks.get(matmul.parts > 0)
-        if chunk is None or sum(m.words for m in [*chunk, matmul]) * WORD > _CHUNK_BYTES:
+        if chunk is None or _words([*chunk, matmul]) * WORD > _CHUNK_BYTES:
             chunk = open_chunks[matmul.parts > 0] = []
             chunks.append(chunk)
         chunk.append(matmul)
     return chunks
+
+
+def _words(matmuls: Iterable[Matmul]) -> int:
+    """Return the words of weights."""
+    return sum(matmul.words for matmul in matmuls)
+
+
+def _whole(words: int) -> int:
+    """Return words of a tensor that holds so many, in whole vectors of four."""
+    return -(-words // 4) * 4

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
-from tierd.backends.rails.card import Card
+from tierd.backends.rails.card import Card, Shared
 from tierd.backends.rails.cuts import HEAD
 from tierd.backends.resident import manifest
 from tierd.backends.vkapi import choose_device, physical_devices
@@ -35,8 +37,11 @@ def _multiply(card: Card) -> None:
     weight = np.zeros((groups * _TILE, columns), np.float32)
     weight[:_OUTPUTS] = (np.arange(_OUTPUTS * columns) % 5 - 2).reshape(_OUTPUTS, columns)
     kernel = manifest.kernel("rails")
-    tensors = [card.tensor(words) for words in (HEAD + x.size, weight.size, _ROWS * _OUTPUTS)]
+    tensors = []
     try:
+        for words in (HEAD + x.size, weight.size, _ROWS * _OUTPUTS):
+            with contextlib.closing(Shared(words)) as shared:
+                tensors.append(card.tensor(words, shared))
         tensors[0].words[0] = _ROWS
         tensors[0].words[HEAD:] = x.view(np.uint32).ravel()
         laid = weight.reshape(groups, _TILE, _BLOCKS, _BLOCK).transpose(0, 2, 1, 3)
