@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,11 +20,12 @@ import pytest
 
 from live import LONG_WAIT_S
 from tierd.chat.tokenizer import build_tokenizer
+from tierd.kv.openings import pack
+from tierd.kv.row_files import read_header
 from tierd.models import GGUFFile
 from tiny import write_llama
 
 TALKS, TURNS, ANSWER, QUESTION = 20, 3, 6, 4
-MORE_TURNS = 8
 BEGINNING = 41  # tokens of a first question
 GPU = "mode = 'resident'\nallow_software = true"
 CPU = "mode = 'off'"
@@ -47,7 +47,7 @@ class Talk:
 class House:
     """A folder with a model, settings and what tierd keeps there."""
 
-    def __init__(self, folder: Path, gpu: str, state: str = "", *, admin: Path | str = "off") -> None:
+    def __init__(self, folder: Path, admin: Path, gpu: str, state: str = "") -> None:
         """admin: the socket of its admin API."""
         self.folder = folder
         self.admin = admin
@@ -58,18 +58,23 @@ class House:
             tokenizer = build_tokenizer(file)
         texts = (tokenizer.token_bytes(id) or tokenizer.token_text(id).encode() for id in range(301))
         self._ids = {spelled(text): id for id, text in enumerate(texts)}
-        self._config = folder / "tierd.toml"
-        self._config.write_text(
-            f"server.listen = '127.0.0.1:0'\nadmin.socket = '{admin}'\nengine.threads = 1\n"
-            f"[gpu]\n{gpu}\n[state]\ndir = 'state'\n{state}\n"
-            "[[models]]\nid = 'tiny'\npath = 'tiny.gguf'\ncontext = 512\nstreams = 20\n"
-        )
+        for name, socket in (("one", str(admin)), ("other", "off")):
+            (folder / f"{name}.toml").write_text(
+                f"server.listen = '127.0.0.1:0'\nadmin.socket = '{socket}'\nengine.threads = 1\n"
+                f"[gpu]\n{gpu}\n[state]\ndir = 'state'\n{state}\n"
+                "[[models]]\nid = 'tiny'\npath = 'tiny.gguf'\ncontext = 512\nstreams = 20\n"
+            )
+
+    @property
+    def kept(self) -> set[bytes]:
+        """The packed tokens of what is kept now."""
+        return {read_header(path).tokens for path in self.files.glob("*.rows")}
 
     @contextmanager
     def serve(self) -> Iterator[Daemon]:
         with (
             self.log.open("a") as log,
-            subprocess.Popen(self._command, stdout=-1, stderr=log, text=True) as process,
+            subprocess.Popen(self._command("one"), stdout=-1, stderr=log, text=True) as process,
         ):
             try:
                 assert process.stdout is not None
@@ -83,13 +88,12 @@ class House:
     def start_beside(self) -> tuple[int, str]:
         """Start another while one serves; return its exit code and what it says."""
         second = subprocess.run(
-            self._command, capture_output=True, text=True, timeout=LONG_WAIT_S, check=False
+            self._command("other"), capture_output=True, text=True, timeout=LONG_WAIT_S, check=False
         )
         return second.returncode, second.stderr
 
-    @property
-    def _command(self) -> list[str]:
-        return [sys.executable, "-m", "tierd", "serve", "--config", str(self._config)]
+    def _command(self, config: str) -> list[str]:
+        return [sys.executable, "-m", "tierd", "serve", "--config", str(self.folder / f"{config}.toml")]
 
     def ids(self, spellings: list[str]) -> list[int]:
         return [self._ids[spelling] for spelling in spellings]
@@ -158,53 +162,57 @@ def talk_all(daemon: Daemon, talks: list[Talk], turns: int = TURNS, end_after: i
         each.result()
 
 
-def uninterrupted(house: House, turns: int) -> list[Talk]:
-    """Return the same conversations by a daemon that knows nothing of before and is left alone."""
-    shutil.rmtree(house.files, ignore_errors=True)
+def left_alone(daemon: Daemon, turns: int = TURNS) -> list[Talk]:
+    """Return the same conversations as they go when nothing is known of before and nothing happens."""
+    daemon.have("flush")
+    assert daemon.house.kept == set()
+    daemon.have("resume")
     talks = [Talk.begun(index) for index in range(TALKS)]
-    with house.serve() as daemon:
-        talk_all(daemon, talks, turns)
+    talk_all(daemon, talks, turns)
     return talks
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Talk]:
-    """The conversations on the CPU, left alone."""
-    return uninterrupted(House(tmp_path_factory.mktemp("alone"), CPU), MORE_TURNS)
+@pytest.fixture
+def socket() -> Iterator[Path]:
+    """A path that is short enough for a socket."""
+    with TemporaryDirectory() as place:
+        yield Path(place, "admin.sock")
 
 
 @pytest.mark.parametrize("gpu", [CPU, GPU], ids=["cpu", "gpu"])
 def test_twenty_conversations_go_on_after_a_restart_in_their_midst(
-    tmp_path: Path, gpu: str, alone: list[Talk]
+    tmp_path: Path, socket: Path, gpu: str
 ) -> None:
-    house = House(tmp_path, gpu)
+    """What a drain has answered as kept, or a flush as gone, is so on the disk: whatever comes then."""
+    house = House(tmp_path, socket, gpu)
     talks = [Talk.begun(index) for index in range(TALKS)]
     with house.serve() as daemon:
         talk_all(daemon, talks, end_after=1)
         assert daemon.process.wait(LONG_WAIT_S) == 0
     begun = sum(len(talk.known) > 0 for talk in talks)
     assert 0 < begun < sum(len(talk.known) for talk in talks) + TALKS < TALKS * TURNS
-    assert len(list(house.files.glob("*.rows"))) >= begun
+    assert len(house.kept) >= begun
     with house.serve() as daemon:
         talk_all(daemon, talks)
         if gpu == CPU:
             said = f"tierd: state.dir: another tierd uses {house.files}; choose another one\n"
             assert house.start_beside() == (2, said)
+        daemon.have("drain")
+        assert house.kept >= {pack(talk.tokens[: -QUESTION - 1]) for talk in talks}
+        others = left_alone(daemon)
         daemon.end()
-    for talk, other in zip(talks, alone if gpu == CPU else uninterrupted(house, TURNS), strict=True):
-        assert talk.tokens == other.tokens[: len(talk.tokens)]
+    for talk, other in zip(talks, others, strict=True):
+        assert talk.tokens == other.tokens
         # What a first turn finds depends on which of its fellows came before it.
-        assert (
-            talk.known[1:] == other.known[1:TURNS] == [BEGINNING + 10 * turn - 5 for turn in range(1, TURNS)]
-        )
+        assert talk.known[1:] == other.known[1:] == [BEGINNING + 10 * turn - 5 for turn in range(1, TURNS)]
     assert "WARNING" not in house.log.read_text()
 
 
-@pytest.mark.parametrize(("kills", "turns"), [(1, MORE_TURNS), pytest.param(25, 20, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("kills", "turns"), [(1, 8), pytest.param(25, 20, marks=pytest.mark.long)])
 def test_killed_while_it_writes_it_starts_again_and_serves(
-    tmp_path: Path, kills: int, turns: int, alone: list[Talk]
+    tmp_path: Path, socket: Path, kills: int, turns: int
 ) -> None:
-    house = House(tmp_path, CPU, "interval_s = 0.01")
+    house = House(tmp_path, socket, CPU, "interval_s = 0.01")
     chance, talks = Random(kills), [Talk.begun(index) for index in range(TALKS)]
     for _ in range(kills):
         with house.serve() as daemon:
@@ -212,31 +220,11 @@ def test_killed_while_it_writes_it_starts_again_and_serves(
             killer.start()
             talk_all(daemon, talks, turns)
             killer.join()
-    assert list(house.files.glob("*.rows"))
+    assert house.kept
     with house.serve() as daemon:
         assert not list(house.files.glob("*.draft"))
         talk_all(daemon, talks, turns)
+        others = left_alone(daemon, turns)
         daemon.end()
-    others = alone if turns == MORE_TURNS else uninterrupted(house, turns)
     assert [talk.tokens for talk in talks] == [talk.tokens for talk in others]
     assert "WARNING" not in house.log.read_text()
-
-
-def test_what_the_admin_api_says_is_done_outlives_a_kill(tmp_path: Path, alone: list[Talk]) -> None:
-    with TemporaryDirectory() as place:
-        house = House(tmp_path, CPU, admin=Path(place, "admin.sock"))
-        talks = [Talk.begun(index) for index in range(TALKS)]
-        with house.serve() as daemon:
-            talk_all(daemon, talks, 1)
-            daemon.have("drain")
-            daemon.process.kill()
-        with house.serve() as daemon:
-            talk_all(daemon, talks, 2)
-            assert {talk.known[1] for talk in talks} == {BEGINNING + 5}
-            daemon.have("drain")
-            daemon.have("flush")
-            daemon.process.kill()
-    assert not list(house.files.glob("*.rows"))
-    assert all(
-        talk.tokens == other.tokens[: len(talk.tokens)] for talk, other in zip(talks, alone, strict=True)
-    )
