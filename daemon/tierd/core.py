@@ -200,9 +200,13 @@ class Request:
         return len(self.prompt) + (self.max_tokens if self.embedding is None else 0)
 
     @property
-    def feeds_all(self) -> bool:
-        """Whether all of its prompt must be fed, though there be K/V of others that begin alike."""
-        return self.embedding is not None and self.embedding.pooling is not Pooling.LAST
+    def shares(self) -> bool:
+        """Whether it may go on with K/V of others that began alike, and others with its own.
+
+        One that wants an embedding does neither: it needs what was fed to give more than K and V, and a
+        thousand texts that nobody goes on from would drive out the conversations that are kept.
+        """
+        return self.embedding is None
 
 
 @dataclass(frozen=True, slots=True)

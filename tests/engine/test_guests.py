@@ -187,7 +187,7 @@ def test_a_device_lost_with_a_guest(leaves: bool) -> None:
 
 
 def test_a_prompt_of_which_more_is_wanted_than_rows_stays_on_the_cpu() -> None:
-    """Hidden states, that is; while the device waits, which has nothing of it."""
+    """Hidden states, that is. The device, which waits, has nothing of it."""
     with played() as (harness, device, cpu):
         begin(harness, device)
         cpu.let(2)

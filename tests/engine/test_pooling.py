@@ -60,21 +60,22 @@ def test_a_vector_is_the_same_alone_and_among_others(place: Slots, pooling: Pool
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_vector_is_the_same_cold_and_warm(place: Slots, pooling: Pooling) -> None:
-    """K/V of others is used where the last token's state is all that is wanted, and nowhere else."""
+    """K/V of others is not used, be they done or under way, as only what is fed gives hidden states."""
     slot = place()
     run(slot, request("before", PROMPT, 4))
-    enqueue(slot, embed("e", [*PROMPT, 5], pooling), embed("too", [*PROMPT, 5], pooling))
-    found = vectors(serve(slot))
-    known = len(PROMPT) if pooling is Pooling.LAST else 0
-    for name in ("e", "too"):
-        np.testing.assert_array_equal(found[name].embedding, expected([*PROMPT, 5], pooling))
-        assert found[name].usage.cached_tokens >= known
-        assert (found[name].usage.cached_tokens > 0) is (known > 0)
+    enqueue(slot, request("beside", [*PROMPT, 5], 4), embed("e", [*PROMPT, 5], pooling))
+    found = vectors(serve(slot))["e"]
+    np.testing.assert_array_equal(found.embedding, expected([*PROMPT, 5], pooling))
+    assert found.usage.cached_tokens == 0
 
 
-def test_what_embeddings_were_fed_others_need_not_be(place: Slots) -> None:
+def test_embeddings_drive_no_conversation_out(place: Slots) -> None:
     slot = place()
-    run(slot, embed("e", PROMPT))
+    run(slot, request("before", PROMPT, 4))
+    kept = slot.home.room.cached
+    for n in range(40):
+        run(slot, embed(f"e{n}", bytes([n]) * 30))
+    assert slot.home.room.cached == kept > 0
     (after,) = run(slot, request("after", [*PROMPT, 5, 6], 3))
     assert after.cached == len(PROMPT)
 

@@ -101,6 +101,7 @@ def test_a_text_gets_the_tokens_its_model_begins_with(live: Live) -> None:
         ({"input": [1, 10**9]}, "input[1]"),
         ({"input": [[1], [1, 301]]}, "input[1][1]"),
         ({"input": ["a"] * 2049}, "input"),
+        ({"input": ["a" * 2000] * 530}, "input"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "encoding_format": 1}, "encoding_format"),
         ({"input": "a", "dimensions": 0}, "dimensions"),

@@ -273,7 +273,7 @@ class Fallbacks:
             stop = min(len(sequence.tokens) - 1, start + max(1, slot.chunk_rows // 2))
             if stop <= start or sequence.moves or sequence.paused or sequence in busy | self._barred:
                 continue
-            if sequence.request.feeds_all:  # here, for more than K and V is wanted of its rows
+            if not sequence.request.shares:  # else its hidden states would be lost
                 continue
             if self._refusal(slot, sequence, start, stop) is None:
                 scratch.fed(sequence, start, stop)

@@ -88,7 +88,7 @@ class Ledger:
                 started.append(sequence)
                 metrics.reprefilled.labels(model).inc(sequence.refed)
                 metrics.queue_wait.labels(model).observe(now - timeline.submitted)
-                if slot.home.keeps:
+                if slot.home.keeps and sequence.request.shares:
                     metrics.prefix_queries.labels(model).inc(len(sequence.request.prompt))
                     metrics.prefix_hits.labels(model).inc(sequence.cached)
         return started

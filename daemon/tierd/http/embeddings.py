@@ -57,8 +57,14 @@ class EmbeddingRoutes:
         entry = self._roster.resolve(self._engine.catalogue, body.model)
         embedding = wanted_embedding(body, entry)
         contents = inputs(body)
+        size = sum(len(content) for content, _ in contents)
+        if size > translate.MAX_CONTENT:
+            raise InvalidRequestError(
+                f"input: {size} characters or ids; at most {translate.MAX_CONTENT}, send them in parts",
+                param="input",
+            )
         prompts = await self._encoder.run(
-            sum(len(content) for content, _ in contents),
+            size,
             lambda: [encode(entry, content, field) for content, field in contents],
         )
         wanted = [

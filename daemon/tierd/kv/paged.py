@@ -141,7 +141,8 @@ class PagedHome:
             for page in sequence.held:
                 self.pool.retain(page)
         self.pool.unreserve(self.pages_needed(sequence.request) - len(sequence.pages))
-        kept = [] if sequence.mixed else sequence.tokens[: sequence.fed]
+        keeps = sequence.request.shares and not sequence.mixed
+        kept = sequence.tokens[: sequence.fed] if keeps else []
         self.prefixes.donate(kept, sequence.pages)
         sequence.pages.clear()
 
@@ -174,12 +175,12 @@ class PagedHome:
         return self.prefixes.flush()
 
     def _match(self, sequence: Sequence) -> Match:
-        """Return what the pages have of a stream's tokens, nothing where it must be fed all of them. Pure."""
-        return Match() if sequence.request.feeds_all else self.prefixes.match(sequence.tokens)
+        """Return what the pages have of a stream's tokens, if it may share it. Pure."""
+        return self.prefixes.match(sequence.tokens) if sequence.request.shares else Match()
 
     def _find_banked(self, sequence: Sequence, match: Match) -> SavedEntry | None:
         """Return what the bank has of a stream's tokens, if that is more than the pages have."""
-        if self._bank is None or not self.keeps or sequence.request.feeds_all:
+        if self._bank is None or not self.keeps or not sequence.request.shares:
             return None
         tokens = Packed(pack(sequence.tokens[:-1]))
         found = self._bank.find(self._model, self.origin, tokens, minimum=match.positions + 1)

@@ -81,7 +81,7 @@ def evacuate(
     def out(moved: bool) -> None:
         sequence.moves -= 1
         if moved:
-            if keep and not sequence.mixed:
+            if keep and sequence.request.shares and not sequence.mixed:
                 bank.keep(entry, sequence.tokens[:positions])
             sequence.saved = SavedEntry(bank, entry, positions)
         else:

@@ -134,7 +134,8 @@ class DeviceHome:
 
     def let_go(self, sequence: Sequence, *, written: bool) -> None:
         """See Home."""
-        kept = sequence.tokens[: sequence.fed] if self.keeps and not sequence.mixed else []
+        keeps = self.keeps and sequence.request.shares and not sequence.mixed
+        kept = sequence.tokens[: sequence.fed] if keeps else []
         self._tokens.pop(sequence, None)
         self._use(sequence.pages[0])
         sequence.pages.clear()
@@ -218,7 +219,7 @@ class DeviceHome:
 
     def rescue(self, sequence: Sequence) -> SavedRows | None:
         """Return what the bank has of a stream whose region is lost; None when it has nothing."""
-        if sequence.request.feeds_all:
+        if not sequence.request.shares:
             return None
         found = self.bank.find(self._model, self.origin, _opening_of(sequence))
         return None if found is None else SavedEntry(self.bank, found[0], found[1])
@@ -241,7 +242,7 @@ class DeviceHome:
 
     def _may_share(self, sequence: Sequence) -> bool:
         """Whether a stream may go on with rows that others have computed."""
-        return self.keeps and self.executor.prefill_continues and not sequence.request.feeds_all
+        return self.keeps and self.executor.prefill_continues and sequence.request.shares
 
     def _find(self, sequence: Sequence, tokens: Packed) -> _Opening:
         """Return the longest known opening of a stream's tokens."""
@@ -372,6 +373,8 @@ class DeviceHome:
             return None, 0
         for other, content in self._tokens.items():
             if other is sequence or other.paused or other.mixed or other.fed >= len(content):
+                continue
+            if not other.request.shares:
                 continue
             shared = shared_opening(content.content, tokens.content)
             if shared > max(known, other.fed) + _WORTH_WAITING:
