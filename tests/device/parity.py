@@ -76,15 +76,16 @@ def cases(*, small: bool) -> list[Case]:
 
 def parity(backend: ResidentBackend, pool: ThreadPool, folder: Path, *, small: bool) -> Found:
     """Return what was compared and how it came out; `result` is "pass" or "fail"."""
-    host, bits, greedy = [], [], []
+    host, hidden, bits, greedy = [], [], [], []
     for case in cases(small=small):
         with opened(backend, case, folder) as (file, executor):
             host.append(against_host(case, file, executor, pool))
             if case.format in _IN_COMPANY:
+                hidden.append(_hidden(case, file, executor, pool))
                 bits.append(_same_bits(case, executor))
                 greedy.append(_greedy(case, executor))
-    passed = all(entry["result"] == "pass" for entry in (*host, *bits, *greedy))
-    return {"result": word(passed), "host": host, "bits": bits, "greedy": greedy}
+    passed = all(entry["result"] == "pass" for entry in (*host, *hidden, *bits, *greedy))
+    return {"result": word(passed), "host": host, "hidden": hidden, "bits": bits, "greedy": greedy}
 
 
 @contextmanager
@@ -129,6 +130,32 @@ def against_host(
         "max": most,
         "bound": bounds[case.codec],
     }
+
+
+def _hidden(case: Case, file: GGUFFile, executor: ResidentExecutor, pool: ThreadPool) -> Found:
+    """Compare the hidden states of some tokens with the host's, and with those of other chunks."""
+    codec = KV_CODECS[case.codec]
+    host = compile_plan(build_plan(file), file, codec=codec, pages=2, max_rows=32, pool=pool)
+    with closing(host):
+        expected = _states(host, (0, 1), step=32)
+    found = _states(executor, (0,), step=32)
+    mean = float(np.abs(found - expected).mean() / expected.std())
+    same = all(
+        np.array_equal(_states(executor, (region,), step=step), found) for region, step in ((1, 1), (2, 7))
+    )
+    passed = mean < BOUNDS[case.codec] and same
+    line(f"hidden states of {case.name}", f"{word(passed)}: off by {mean:.5f} on average, of the spread")
+    return {"model": case.name, "result": word(passed), "mean": mean, "same": same}
+
+
+def _states(executor: Any, pages: Sequence[int], *, step: int) -> Logits:
+    """Feed one sequence in chunks of `step` rows; return the hidden states of all its rows."""
+    rows = []
+    for start in range(0, len(TOKENS), step):
+        part = TOKENS[start : start + step]
+        executor.submit(Batch((Chunk(part, start, pages, (), range(len(part))),)))
+        rows.append(executor.collect().hidden.copy())
+    return np.concatenate(rows)
 
 
 def _same_bits(case: Case, executor: ResidentExecutor) -> Found:
