@@ -97,7 +97,7 @@ class Availability:
                     backend.given_up.append(verdict.device)
                 backend.fault = verdict.opened.abandoned
                 backend.retries.fault(now)
-                self._tell_lost(backend)
+                self._tell_lost(name)
             return backend.retries.due
 
     def barred(self, name: str) -> float:
@@ -154,14 +154,15 @@ class Availability:
             elif again:
                 backend.fault = verdict.reason
                 backend.retries.failed(self._clock())
-                self._tell_lost(backend)
+                self._tell_lost(name)
 
-    def _tell_lost(self, backend: _Backend) -> None:
+    def _tell_lost(self, name: str) -> None:
+        backend = self._backends[name]
         retries, reason = backend.retries, backend.fault
         if retries.due is None:
             reason += f"; it has been tried {TRIES} times and is left alone: restart tierd to use it again"
         backend.verdict = Verdict(reason, None, lost=True)
-        log.error("the device cannot be used: %s", reason)
+        log.error("the device cannot be used for %s: %s", _USES[name], reason)
 
 
 def _resident(settings: GPUSettings, given_up: list[Device]) -> Verdict:
@@ -212,6 +213,7 @@ def products_of(device: Device) -> str:
     return BIT_FOR_BIT if matrix is None else f"on cooperative matrices of {matrix}, not {BIT_FOR_BIT}"
 
 
+_USES = {"resident": "whole models", "kompute": "rails"}
 WITNESSES: dict[str, Callable[[GPUSettings, list[Device]], Verdict]] = {
     "resident": _resident,
     "kompute": _kompute,

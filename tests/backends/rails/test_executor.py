@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from backends.rails.conftest import Opener
-from backends.rails.models import LEAST, TOKENS, NumpyProducts, activations, batch
-from tierd.backends.rails.backend import Demand
+from backends.rails.models import LEAST, TOKENS, NumpyProducts, activations, batch, write
+from tierd.backends.host import HostBackend
+from tierd.backends.rails.backend import Demand, RailsBackend, demand_of
 from tierd.backends.rails.cuts import cut, of_layers
 from tierd.backends.rails.products import product_bytes
 from tierd.errors import DeviceLostError, ExecutorError
+from tierd.models import GGUFFile, build_plan
+from tierd.models.formats import KV_CODECS
 
 
 def test_all_matmuls_of_layers_that_see_all_rows_may_be_on_a_device(opened: Opener) -> None:
@@ -150,6 +155,22 @@ def test_a_batch_that_does_not_fit_is_refused(opened: Opener) -> None:
     executor.lay(NumpyProducts(executor), executor.groups)  # type: ignore[arg-type]
     with pytest.raises(ExecutorError, match="a step of 180 rows; 1 to 96 are possible"):
         executor.run(batch(TOKENS * 2))
+
+
+def test_what_kompute_keeps_of_a_part_is_the_hosts_memory(tmp_path: Path, host: HostBackend) -> None:
+    """Copies of weights and of what steps carry, and what is shared: products lie over activations there."""
+    with GGUFFile.open(write(tmp_path, layers=3)) as file:
+        plan = build_plan(file)
+        demand = demand_of(plan, file, KV_CODECS["f32"], 96)
+        backends = [RailsBackend(host, 8, demand.part(layers, "a device")) for layers in ((), (0,), (0, 1))]
+        none, one, two = (
+            backend.weight_bytes(plan, file) - host.weight_bytes(plan, file) for backend in backends
+        )
+    layer = 4 * sum(matmul.words for group in demand.groups[:4] for matmul in group.matmuls)
+    x, products = 4 * (4 + 96 * (512 + 4 * 16) // 4), 4 * 96 * 2 * 512
+    assert none == 0
+    assert one == layer + (x + products) + products
+    assert two - one == layer
 
 
 def test_as_many_layers_as_fit_are_wanted(opened: Opener) -> None:
