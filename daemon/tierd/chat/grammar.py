@@ -7,6 +7,7 @@ by token, and tells which tokens may come next.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import threading
 import time
@@ -36,7 +37,7 @@ _WORKER = "tierd.chat.grammar_worker"
 # Of a mask that has many tokens most are inside of strings: those of so many characters have it made once.
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,30}']
 _MOST_COMPLAINT = 300
-_UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
+_UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: (\[.*\])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,7 @@ def _complaint(text: str) -> str:
         return "no text obeys it"
     keywords = _UNKNOWN_KEYWORDS.search(text)
     if keywords:
-        return f"keywords that are not supported: {keywords[1].replace(chr(34), '')}; leave them out"
+        names = ", ".join(sorted(json.loads(keywords[1])))
+        return f"keywords that are not supported: {names}; leave them out"
     line = " ".join(text.removesuffix("<non-verbose/>").split())
     return line if len(line) <= _MOST_COMPLAINT else line[:_MOST_COMPLAINT] + "…"

@@ -56,14 +56,22 @@ def notation(kind: str, text: str) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(text)
         case "choice":
-            choices = [json.dumps(choice, ensure_ascii=False) for choice in json.loads(text)]
-            return LLMatcher.grammar_from_lark(f"start: {' | '.join(choices)}")
+            return LLMatcher.grammar_from_lark(_choice(json.loads(text)))
         case "lark":
             return LLMatcher.grammar_from_lark(text)
         case _:
             from llguidance.gbnf_to_lark import gbnf_to_lark
 
             return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
+
+
+def _choice(choices: list[str]) -> str:
+    """Return a Lark grammar of these texts. One token of it: as alternatives of a rule they are limited."""
+    if not choices:
+        raise ValueError("empty; there must be something to choose from")
+    texts = [json.dumps(choice, ensure_ascii=False) for choice in choices if choice]
+    optional = "?" if "" in choices else ""
+    return f"start: CHOICE{optional}\nCHOICE: {' | '.join(texts)}" if texts else 'start: ""'
 
 
 class _Bytes:
