@@ -38,6 +38,8 @@ from tierd.tier import retries
 from tierd.tier.host_site import HostSite
 
 BANK = 8 << 20
+# How long a model is barred from the device that could not be put there.
+BAR_S = 0.02
 
 
 @dataclass
@@ -85,9 +87,17 @@ class House:
     def is_up(self) -> bool:
         """Whether all models are there, none of them on the CPU or without its device."""
         states = self.live.engine.snapshot.models
-        return states.keys() == {model.id for model in self.models} and all(
-            state.seat in ("on", "away") for state in states.values()
+        return (
+            states.keys() == {model.id for model in self.models}
+            and all(state.seat in ("on", "away") for state in states.values())
+            and all(state.outcome == "gpu:resident" for state in states.values())
+            and self.has_device
         )
+
+    @property
+    def has_device(self) -> bool:
+        """Whether there is one that works."""
+        return self.stage.tier.status().device != ""
 
     def declined(self) -> list[str]:
         """Return the models that the device has declined when they were loaded."""
@@ -150,8 +160,8 @@ def housed(
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(dance, "_HOLD", 0.0)
-        patch.setattr(dance, "_BAR_S", 0.02)
-        patch.setattr(dance, "_LONGEST_BAR_S", 0.02)
+        patch.setattr(dance, "_BAR_S", BAR_S)
+        patch.setattr(dance, "_LONGEST_BAR_S", BAR_S)
         patch.setattr(retries, "TRIES", 100_000)
         traces = stack.enter_context(Traces().kept())
         stage = stack.enter_context(staged(settings, bank=BANK, vram_limit=room))

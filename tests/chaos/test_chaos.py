@@ -14,7 +14,7 @@ import pytest
 
 from chaos.book import Book, Trace
 from chaos.crowd import Ask, Storm, hear
-from chaos.house import House, housed
+from chaos.house import BAR_S, House, housed
 from live import wait_until
 from tierd.settings import ModelSettings, SwitchSettings
 from tiny import write_llama
@@ -111,7 +111,10 @@ def calm(house: House, book: Book, asks: Iterable[Ask]) -> int:
             house.do("/models/load?wait=true", id=model)
             reloaded += 1
         assert reloaded <= len(house.models)
+        if not house.has_device:  # that it is lost may have been noticed by nobody so far
+            house.post("/models/activate?wait=true", model=house.models[0].id)
         time.sleep(0.01)
+    time.sleep(BAR_S)
     for trace in ask_all(house, asks, stream=True):
         assert trace.whole
         assert not trace.crossed
