@@ -56,7 +56,6 @@ class Process:
             except OSError as error:
                 self._channel.close()
                 raise NoDeviceError(f"Kompute's process cannot be started: {error}") from error
-        self._channel.settimeout(timeout_s)
 
     @property
     def id(self) -> int:
@@ -96,6 +95,7 @@ class Process:
     def _answer(self, call: messages.Call, descriptors: list[int]) -> messages.Answer:
         """Send a call and wait for its answer. Raises DeviceError where there is none: it is killed then."""
         data = b""
+        self._channel.settimeout(self._timeout_s)
         try:
             socket.send_fds(self._channel, [msgspec.msgpack.encode(call)], descriptors)
             data = self._channel.recv(messages.MOST_BYTES)
