@@ -13,6 +13,8 @@ from typing import Any
 
 Message = Mapping[str, object]
 
+_OBJECT = {"type": "object", "properties": dict[str, object]()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
@@ -24,8 +26,8 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, object]:
-        """The schema of its arguments; of a tool that takes none, that of an empty object."""
-        return dict(self.parameters) or {"type": "object", "properties": {}}
+        """The schema of its arguments, with the two keys that templates count on."""
+        return {**self.parameters, **{key: self.parameters.get(key, value) for key, value in _OBJECT.items()}}
 
     def told(self) -> dict[str, object]:
         """Return it as templates take tools, in OpenAI's shape."""

@@ -1,0 +1,398 @@
+"""How models of each family take chats, found out from templates in their style."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import dropwhile, zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chat import templates
+from chat.replies import read
+from fixtures import unicode_vocabularies as vocabularies
+from fixtures.unicode_vocabularies import CONTROL, USER_DEFINED
+from tierd.chat.calls import GENERIC, HARMONY, HERMES, LLAMA3, MISTRAL, MISTRAL_LIST
+from tierd.chat.formats import Chat, ReplyFormat
+from tierd.chat.grammar import Grammars, Source
+from tierd.chat.probing import find_format
+from tierd.chat.reasoning import ThoughtMarks
+from tierd.chat.renderer import build_renderer
+from tierd.chat.reply import Arguments, Called, PlainParser, Said, Thought
+from tierd.chat.tokenizer import Tokenizer, build_tokenizer
+from tierd.chat.tools import Message, Tool
+from tierd.core import Constraint
+from tierd.errors import InvalidRequestError
+from tierd.models.gguf import GGUFFile
+
+FAMILIES = ("HERMES", "LLAMA3", "MISTRAL_LIST", "MISTRAL", "GPT_OSS", "GEMMA", "R1")
+SPECIALS = {
+    "<s>": CONTROL,
+    "</s>": CONTROL,
+    "<think>": USER_DEFINED,
+    "</think>": USER_DEFINED,
+    "[TOOL_CALLS]": CONTROL,
+    "[ARGS]": CONTROL,
+    "[THINK]": CONTROL,
+    "[/THINK]": CONTROL,
+    "<|python_tag|>": CONTROL,
+    "<|channel|>": CONTROL,
+    "<|message|>": CONTROL,
+    "<|constrain|>": CONTROL,
+    "<|start|>": CONTROL,
+    "<|end|>": CONTROL,
+    "<|return|>": CONTROL,
+    "<|call|>": CONTROL,
+}
+WEATHER = Tool(
+    name="weather",
+    description="What the sky does.",
+    parameters={
+        "type": "object",
+        "properties": {"place": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["place"],
+        "additionalProperties": False,
+    },
+)
+CLOCK = Tool(name="clock")
+USER = {"role": "user", "content": "Will it rain in Ulm?"}
+CALLING = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "abcdef123",
+            "type": "function",
+            "function": {"name": "weather", "arguments": '{"place": "Ulm"}'},
+        }
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "abcdef123", "content": "no rain"}
+
+
+def tokenizer_of(*specials: str) -> Tokenizer:
+    """Return a tokenizer of bytes and these special tokens."""
+    metadata = vocabularies.special_bytelevel({text: SPECIALS[text] for text in ("<s>", "</s>", *specials)})
+    metadata |= {"tokenizer.ggml.bos_token_id": 257, "tokenizer.ggml.eos_token_id": 258}
+    return build_tokenizer(GGUFFile(Path("made-up.gguf"), mmap.mmap(-1, 1), metadata, {}))
+
+
+def format_of(template: str, tokenizer: Tokenizer) -> ReplyFormat:
+    file = GGUFFile(Path("made-up.gguf"), mmap.mmap(-1, 1), {}, {})
+    renderer = build_renderer(file, tokenizer, template.strip("\n"))
+    assert renderer is not None
+    return find_format(renderer, tokenizer)
+
+
+@dataclass(frozen=True)
+class Model:
+    tokenizer: Tokenizer
+    format: ReplyFormat
+
+    def render(self, *messages: Message, **options: Any) -> str:
+        return self.format.render(Chat(messages=messages, **options)).prompt
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[dict[str, Model]]:
+    """A model of each family, whose vocabulary has the special tokens of its template."""
+    found = {}
+    for name in FAMILIES:
+        template = getattr(templates, name) + ("<|python_tag|>" if name == "LLAMA3" else "")
+        tokenizer = tokenizer_of(
+            *(text for text in SPECIALS if text in template and text not in ("<s>", "</s>"))
+        )
+        found[name] = Model(tokenizer, format_of(getattr(templates, name), tokenizer))
+    yield found
+    for model in found.values():
+        model.format.renderer.close()
+
+
+def test_what_each_family_can_do_is_found(models: dict[str, Model]) -> None:
+    formats = {name: model.format for name, model in models.items()}
+    calls = {name: format.calls for name, format in formats.items() if format.native}
+    assert calls == {
+        "HERMES": HERMES,
+        "LLAMA3": LLAMA3,
+        "MISTRAL_LIST": MISTRAL_LIST,
+        "MISTRAL": MISTRAL,
+        "GPT_OSS": HARMONY,
+    }
+    assert all(format.calls is GENERIC for name, format in formats.items() if name not in calls)
+    assert [name for name, format in formats.items() if not format.several] == ["LLAMA3", "GPT_OSS"]
+    assert [name for name, format in formats.items() if not format.system] == ["GEMMA"]
+    assert {name: format.thoughts for name, format in formats.items() if format.thoughts} == {
+        "HERMES": "reasoning_content",
+        "MISTRAL": "reasoning_content",
+        "GPT_OSS": "thinking",
+    }
+    assert {
+        name: (format.marks.start, format.thinks) for name, format in formats.items() if format.marks
+    } == {
+        "HERMES": ("<think>", True),
+        "MISTRAL": ("[THINK]", True),
+        "GPT_OSS": ("<|channel|>analysis<|message|>", True),
+        "R1": ("<think>", True),
+    }
+    assert {name: sorted(format.specials) for name, format in formats.items() if format.specials} == {
+        "LLAMA3": ["<|python_tag|>"],
+        "MISTRAL_LIST": ["[TOOL_CALLS]"],
+        "MISTRAL": ["[/THINK]", "[ARGS]", "[THINK]", "[TOOL_CALLS]"],
+    }
+    spelled = {models["MISTRAL"].tokenizer.token_text(id) for id in formats["MISTRAL"].spelled}
+    assert spelled == set(formats["MISTRAL"].specials)
+
+
+def test_marks_of_the_vocabulary_alone_are_known_and_not_expected() -> None:
+    format = format_of(templates.GEMMA, tokenizer_of("<think>", "</think>"))
+    assert format.marks == ThoughtMarks("<think>", "</think>")
+    assert not format.thinks
+    parser = format.parser(thinking=None)
+    assert read(parser, "<think>a</think>b<think>") == [Thought("a"), Said("b")]
+    assert parser.ended
+    format.renderer.close()
+
+
+NATIVE = ("HERMES", "LLAMA3", "MISTRAL_LIST", "MISTRAL", "GPT_OSS")
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_what_a_template_writes_of_calls_is_read_as_such(models: dict[str, Model], name: str) -> None:
+    model = models[name]
+    before, whole = model.render(USER, tools=[WEATHER]), model.render(USER, CALLING, RESULT, tools=[WEATHER])
+    assert "What the sky does." in before or name == "GPT_OSS"
+    assert "no rain" in whole
+    written = "".join(
+        after for _, after in dropwhile(lambda pair: pair[0] == pair[1], zip_longest(before, whole))
+    )
+    parser = model.format.parser(thinking=None, tools=[WEATHER], parallel=False)
+    called, arguments = read(parser, written)
+    assert isinstance(called, Called)
+    assert isinstance(arguments, Arguments)
+    assert (called.name, json.loads(arguments.text)) == ("weather", {"place": "Ulm"})
+    assert re.fullmatch(r"\w{9}" if name.startswith("MISTRAL") else r"call_[0-9a-f]{24}", called.id)
+    # What was called so can be told as it came.
+    again = replace_call(CALLING, called.id, arguments.text)
+    assert (
+        called.id in model.render(USER, again, RESULT | {"tool_call_id": called.id}) or name != "MISTRAL_LIST"
+    )
+
+
+def replace_call(message: dict[str, Any], id: str, arguments: str) -> dict[str, Any]:
+    call = message["tool_calls"][0]
+    return {
+        **message,
+        "tool_calls": [{**call, "id": id, "function": {"name": "weather", "arguments": arguments}}],
+    }
+
+
+@pytest.mark.parametrize("name", ["GEMMA", "R1"])
+def test_a_template_without_tools_is_told_of_them_in_words(models: dict[str, Model], name: str) -> None:
+    model = models[name]
+    prompt = model.render(USER, CALLING, RESULT, RESULT, tools=[WEATHER, CLOCK])
+    told = json.dumps(WEATHER.told()["function"])
+    assert prompt.index(told) < prompt.index('{"name": "clock"')
+    assert '<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}\n</tool_call>' in prompt
+    assert "<tool_response>\nno rain\n</tool_response>\n<tool_response>\nno rain\n</tool_response>" in prompt
+    assert "For several calls" in prompt
+    assert "Write one call" in model.render(USER, tools=[CLOCK], parallel=False)
+    with_system = (
+        model.render({"role": "system", "content": "Be brief."}, USER, tools=[CLOCK]) if name == "R1" else ""
+    )
+    assert "Be brief.\n\nYou may call functions." in with_system or name == "GEMMA"
+    parser = model.format.parser(thinking=None, tools=[WEATHER])
+    text = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}\n</tool_call>'
+    said, called, arguments = read(parser, ("</think>" if name == "R1" else "") + text)
+    assert said == Said("Let me see.")
+    assert isinstance(called, Called)
+    assert arguments == Arguments(0, '{"place": "Ulm"}')
+
+
+def test_thinking_is_switched_as_the_template_has_it(models: dict[str, Model]) -> None:
+    hermes, r1 = models["HERMES"].format, models["R1"].format
+    chat = Chat(messages=[USER])
+    assert hermes.render(chat).opening == ""
+    off = hermes.render(replace(chat, thinking=False))
+    assert off.prompt.endswith(off.opening)
+    assert off.opening == "<think>\n\n</think>\n\n"
+    assert r1.render(chat).opening == "<think>\n"
+    closed = r1.render(replace(chat, thinking=False))
+    assert closed.prompt.endswith("<|Assistant|><think>\n</think>\n\n")
+    assert closed.opening == "<think>\n</think>\n\n"
+    assert read(r1.parser(thinking=None, opening="<think>\n"), "a</think>b") == [Thought("a"), Said("b")]
+    for opening in (off.opening, closed.opening):
+        parser = hermes.parser(thinking=None, opening=opening)
+        assert read(parser, "a<think>b") == [Said("a")]
+        assert parser.ended
+    assert read(hermes.parser(thinking=None), "a<think>b") == [Said("a<think>b")]
+
+
+def test_an_effort_is_one_that_the_template_knows(models: dict[str, Model]) -> None:
+    model = models["GPT_OSS"]
+    efforts = {effort: model.render(USER, effort=effort) for effort in ("minimal", "low", "high", "xhigh")}
+    shown = {effort: re.search(r"Reasoning: (\w+)", prompt) for effort, prompt in efforts.items()}
+    assert {effort: found and found[1] for effort, found in shown.items()} == {
+        "minimal": "low",
+        "low": "low",
+        "high": "high",
+        "xhigh": "high",
+    }
+    assert "Reasoning: medium" in model.render(USER)
+    assert models["HERMES"].render(USER, effort="high") == models["HERMES"].render(USER)
+
+
+def test_thoughts_go_back_under_the_templates_own_name(models: dict[str, Model]) -> None:
+    thinking = CALLING | {"reasoning_content": "The sky…"}
+    for name in ("HERMES", "MISTRAL", "GPT_OSS"):
+        assert "The sky…" in models[name].render(USER, thinking, RESULT, tools=[WEATHER])
+    assert "The sky…" not in models["GEMMA"].render(USER, thinking, RESULT)
+
+
+def test_more_variables_reach_the_template(models: dict[str, Model]) -> None:
+    prompt = models["LLAMA3"].render(USER, variables={"date_string": "1 Jan 1970"})
+    assert "Today Date: 1 Jan 1970" in prompt
+    assert models["LLAMA3"].format.renderer.takes >= {"date_string", "tools", "messages"}
+    assert "strftime_now" not in models["LLAMA3"].format.renderer.takes
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "MISTRAL_LIST"])
+def test_an_answer_goes_on_from_what_it_has_begun_with(models: dict[str, Model], name: str) -> None:
+    model = models[name]
+    begun = {"role": "assistant", "content": "It will not "}
+    rendered = model.format.render(Chat(messages=[USER, begun], continues=True))
+    assert rendered.prompt.endswith("It will not ")
+    assert rendered.opening == "It will not "
+    assert rendered.prompt.count("It will not") == 1
+    parser = model.format.parser(thinking=None, opening=rendered.opening)
+    assert read(parser, " rain") == [Said(" rain")]
+
+
+def test_an_answer_can_only_go_on_from_what_the_template_writes() -> None:
+    format = format_of("{% for m in messages %}{{ m.content | upper }}{% endfor %}", tokenizer_of())
+    with pytest.raises(InvalidRequestError, match="does not write the last message as it is"):
+        format.render(Chat(messages=[USER, {"role": "assistant", "content": "a"}], continues=True))
+    format.renderer.close()
+
+
+def test_a_template_that_fails_at_anything_is_plain() -> None:
+    format = format_of("{{ raise_exception('no') }}<think></think>", tokenizer_of())
+    assert (format.native, format.system, format.thoughts) == (False, True, "")
+    assert format.marks == ThoughtMarks("<think>", "</think>")
+    format.renderer.close()
+
+
+def test_a_model_without_marks_needs_no_parser(models: dict[str, Model]) -> None:
+    assert isinstance(models["GEMMA"].format.parser(thinking=None), PlainParser)
+    assert not isinstance(models["GEMMA"].format.parser(thinking=None, tools=[CLOCK]), PlainParser)
+
+
+def walk(tokenizer: Tokenizer, source: Source, dice: random.Random) -> str:
+    """Return a text of a grammar, each token drawn from those that may come."""
+    constraint = Grammars(tokenizer).compile(source).begin()
+    raw = b""
+    for _ in range(2000):
+        allowed = constraint.allowed()
+        assert allowed is not None
+        ids = [id for id in range(tokenizer.vocabulary) if id in allowed]
+        token = dice.choice(ids)
+        if token in tokenizer.end_ids:
+            return raw.decode()
+        constraint.advance(token)
+        raw += tokenizer.token_bytes(token) or tokenizer.token_text(token).encode()
+    raise AssertionError("it does not end")
+
+
+BOUNDED = Tool(
+    name="pick",
+    parameters={
+        "properties": {
+            "colour": {"enum": ["red", "blue"]},
+            "sizes": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["colour"],
+        "additionalProperties": False,
+    },
+)
+EMPTY = Tool(name="clock", parameters={"additionalProperties": False})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_whatever_a_grammar_of_calls_allows_is_read_as_calls(models: dict[str, Model], name: str) -> None:
+    model, dice = models[name], random.Random(name)
+    tools = [BOUNDED, EMPTY]
+    names = set()
+    for choice in ("required", "required", "clock", "pick"):
+        source = model.format.grammar(tools, choice, parallel=True)
+        assert source is not None
+        text = walk(model.tokenizer, source, dice)
+        pieces = read(model.format.parser(thinking=False, tools=tools), [text])
+        calls = [piece for piece in pieces if isinstance(piece, Called)]
+        arguments = [json.loads(piece.text) for piece in pieces if isinstance(piece, Arguments)]
+        assert len(calls) + len(arguments) == len(pieces)
+        assert len(calls) == len(arguments) >= 1
+        if choice != "required":
+            assert [call.name for call in calls] == [choice]
+        names |= {call.name for call in calls}
+        for call, given in zip(calls, arguments, strict=True):
+            assert given.get("colour") in ("red", "blue") if call.name == "pick" else given == {}
+    assert names == {"pick", "clock"}
+
+
+def test_an_answer_in_a_format_may_be_a_call_instead(models: dict[str, Model]) -> None:
+    model, dice = models["HERMES"], random.Random(1)
+    for answer, texts in (
+        (Source("choice", '["yes", "no"]'), {"yes", "no"}),
+        (Source("json_schema", '{"enum": [1, 2]}'), {"1", "2"}),
+    ):
+        source = model.format.grammar([EMPTY], "auto", parallel=False, answer=answer)
+        assert source is not None
+        found = {walk(model.tokenizer, source, dice) for _ in range(30)}
+        assert found == texts | {'<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'}
+
+
+def test_an_answer_that_may_be_free_has_no_grammar(models: dict[str, Model]) -> None:
+    format, answer = models["HERMES"].format, Source("regex", "a+", "guided_regex")
+    assert format.grammar([CLOCK], "auto", parallel=True) is None
+    assert format.grammar([], "auto", parallel=True, answer=answer) == answer
+    assert format.grammar([CLOCK], "none", parallel=True, answer=answer) == answer
+    with pytest.raises(InvalidRequestError, match=r"tools: not together with guided_regex"):
+        format.grammar([CLOCK], "auto", parallel=True, answer=answer)
+
+
+@pytest.mark.parametrize("name", ["HERMES", "MISTRAL"])
+def test_a_thought_is_free_and_then_the_grammar_holds(models: dict[str, Model], name: str) -> None:
+    format, tokenizer = models[name].format, models[name].tokenizer
+    marks = format.marks
+    assert marks is not None
+    inner = Grammars(tokenizer).compile(Source("regex", "ab"))
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False, parse_special=True)
+
+    def allowed(constraint: Constraint) -> set[str] | None:
+        mask = constraint.allowed()
+        if mask is None:
+            return None
+        return {tokenizer.token_text(id) for id in range(tokenizer.vocabulary) if id in mask}
+
+    constraint = format.thought_first(inner, tokenizer, None, "").begin()
+    assert allowed(constraint) == {"ab", marks.start}
+    for token in ids(f"{marks.start}zzz"):
+        constraint.advance(token)
+        assert allowed(constraint) is None
+    for token in ids(marks.end):
+        constraint.advance(token)
+    assert allowed(constraint) == {"ab"}
+    (both,) = ids("ab")
+    constraint.advance(both)
+    assert allowed(constraint) == {"</s>"}
+    begun = format.thought_first(inner, tokenizer, None, marks.start).begin()
+    assert allowed(begun) is None
+    for thinking, opening in ((False, ""), (None, f"{marks.start}{marks.end}")):
+        assert format.thought_first(inner, tokenizer, thinking, opening) is inner
