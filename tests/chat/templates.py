@@ -189,7 +189,8 @@ GPT_OSS = """
 {%- macro render_tool(tool) %}
     {{- 'type ' + tool.name + ' = (_: {\\n' }}
     {%- for name, spec in tool.parameters.properties.items() %}
-        {{- name + ('' if name in (tool.parameters.required or []) else '?') + ': ' + spec.type }}
+        {{- name + ('' if name in (tool.parameters.required or []) else '?') + ': ' }}
+        {{- spec.type if spec.type is defined else 'any' }}
         {%- if not loop.last %}{{- ',\\n' }}{%- endif %}
     {%- endfor %}
     {{- '}) => any;\\n' }}

@@ -316,10 +316,9 @@ BOUNDED = Tool(
             "sizes": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
         },
         "required": ["colour"],
-        "additionalProperties": False,
     },
 )
-EMPTY = Tool(name="clock", parameters={"additionalProperties": False})
+EMPTY = Tool(name="clock")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -178,7 +178,7 @@ class ReplyFormat:
         for index, tool in enumerate(named or tools):
             before = self._literal(syntax.before.replace("NAME", tool.name))
             rules.append(f"call{index}: {before} arguments{index} {self._literal(syntax.after)}")
-            rules.append(f"arguments{index}: {_schema(tool.schema)}")
+            rules.append(f"arguments{index}: {_schema(tool.closed_schema)}")
         one = " | ".join(f"call{index}" for index in range(len(named or tools)))
         more = f"({self._literal(syntax.between)} call){{0,{MOST_CALLS - 1}}}" if several else ""
         start = "start: calls"

@@ -14,6 +14,11 @@ from typing import Any
 Message = Mapping[str, object]
 
 _OBJECT = {"type": "object", "properties": dict[str, object]()}
+# Keys of a schema with which an object may have properties that `properties` does not name.
+_OPEN_ENDED = (
+    "additionalProperties", "patternProperties", "unevaluatedProperties",
+    "$ref", "allOf", "anyOf", "oneOf", "if",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,17 @@ class Tool:
     @property
     def schema(self) -> dict[str, object]:
         """The schema of its arguments, with the two keys that templates count on."""
-        return {**self.parameters, **{key: self.parameters.get(key, value) for key, value in _OBJECT.items()}}
+        given = dict(self.parameters)
+        for key, value in _OBJECT.items():
+            given.setdefault(key, value)
+        return given
+
+    @property
+    def closed_schema(self) -> dict[str, object]:
+        """The same, closed: arguments that it does not name are of no use, unless it says of what form."""
+        if any(key in self.parameters for key in _OPEN_ENDED):
+            return self.schema
+        return {**self.schema, "additionalProperties": False}
 
     def told(self) -> dict[str, object]:
         """Return it as templates take tools, in OpenAI's shape."""

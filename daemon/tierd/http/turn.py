@@ -242,9 +242,11 @@ class Reply:
     def _push(self, event: TextEvent) -> list[Piece]:
         before = self._parser.thinking
         pieces = self._parser.push(event.text)
-        if before or self._parser.thinking:
+        thinks = before or self._parser.thinking
+        if thinks:
             self._reasoning += event.generated - self._generated
-        self._generated = event.generated
+        if thinks or pieces:  # else it is open yet what the latest tokens are
+            self._generated = event.generated
         return self._scoring.score(pieces, event.logprobs)
 
     def _noted(self, pieces: list[Piece]) -> list[Piece | Ended]:

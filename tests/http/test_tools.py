@@ -1,0 +1,253 @@
+"""Calls of tools, as the official client sees them and byte by byte."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from chat import templates
+from live import Live, serve, wait_until
+from live_script import ScriptedBackend
+from tierd.backends.host import HostBackend
+from tierd.settings import ModelSettings
+from tiny import write_llama
+
+CHAT = "/v1/chat/completions"
+USER = {"role": "user", "content": "Look at me and you."}
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"enum": ["me", "you"]}, "long": {"type": "boolean"}},
+            "required": ["at"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+TOOLS = {"tools": [LOOK, CLOCK]}
+ME = '<tool_call>\n{"name": "look", "arguments": {"at": "me"}}\n</tool_call>'
+YOU = ME.replace('"me"', '"you"')
+MODELS = {
+    "hermes": templates.HERMES,
+    "llama": templates.LLAMA3,
+    "mistral": templates.MISTRAL_LIST,
+    "gpt-oss": templates.GPT_OSS,
+    "gemma": templates.GEMMA,
+}
+
+
+class Speaking:
+    """A server, and what its models are to say."""
+
+    def __init__(self, live: Live, backend: ScriptedBackend) -> None:
+        self.live = live
+        self.backend = backend
+
+    def choices(self, says: str, **fields: Any) -> list[dict[str, Any]]:
+        """Return the choices of an answer, which are the same when they are streamed; ids left out."""
+        self.backend.says = says
+        arguments: dict[str, Any] = {"model": "hermes", "messages": [USER], "temperature": 0} | TOOLS | fields
+        with self.live.client() as client:
+            whole = client.chat.completions.create(**arguments)
+            streamed = _joined(client.chat.completions.create(**arguments, stream=True))
+        found = [_plain(choice) for choice in whole.choices]
+        assert [streamed[index] for index in range(len(found))] == found
+        return found
+
+    def calls(self, says: str, **fields: Any) -> list[tuple[str, Any]]:
+        """Return the calls of an answer that is nothing else: name and arguments of each."""
+        (choice,) = self.choices(says, **fields)
+        assert choice["content"] is None
+        assert choice["reason"] == "tool_calls"
+        return [(name, json.loads(arguments)) for name, arguments in choice["calls"]]
+
+
+def _joined(chunks: Iterable[Any]) -> dict[int, dict[str, Any]]:
+    """Return the choices of a stream."""
+    found: dict[int, dict[str, Any]] = defaultdict(lambda: {"content": None, "calls": [], "reason": None})
+    for chunk in chunks:
+        (piece,) = chunk.choices
+        mine = found[piece.index]
+        mine["content"] = (mine["content"] or "") + (piece.delta.content or "") or None
+        mine["reason"] = piece.finish_reason
+        for call in piece.delta.tool_calls or []:
+            if call.id is not None:
+                assert call.index == len(mine["calls"])
+                mine["calls"].append((call.function.name, ""))
+            name, arguments = mine["calls"][call.index]
+            mine["calls"][call.index] = (name, arguments + (call.function.arguments or ""))
+    return found
+
+
+def _plain(choice: Any) -> dict[str, Any]:
+    calls = choice.message.tool_calls or []
+    assert len({call.id for call in calls}) == len(calls)
+    assert all(call.type == "function" for call in calls)
+    return {
+        "content": choice.message.content or None,
+        "calls": [(call.function.name, call.function.arguments) for call in calls],
+        "reason": choice.finish_reason,
+    }
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaking]:
+    folder = tmp_path_factory.mktemp("tools")
+    path = write_llama(folder / "tiny.gguf", context=2048)
+    models = []
+    for name, text in MODELS.items():
+        template = folder / f"{name}.jinja"
+        template.write_text(text.strip("\n"))
+        models.append(ModelSettings(id=name, path=path, streams=4, chat_template=template))
+    backend = ScriptedBackend()
+    with serve(models, backend=backend) as live:
+        yield Speaking(live, backend)
+
+
+def test_a_call_is_found_among_text(speaking: Speaking) -> None:
+    assert speaking.choices(f"Let me see.\n{ME}\n") == [
+        {"content": "Let me see.", "calls": [("look", '{"at": "me"}')], "reason": "tool_calls"}
+    ]
+
+
+def test_calls_in_parallel_and_one_at_a_time(speaking: Speaking) -> None:
+    both = f"{ME}\n{YOU}"
+    assert speaking.calls(both) == [("look", {"at": "me"}), ("look", {"at": "you"})]
+    assert speaking.calls(both, parallel_tool_calls=False) == [("look", {"at": "me"})]
+    wait_until(lambda: speaking.live.engine.snapshot.models["hermes"].running == 0)
+
+
+def test_each_family_has_its_way(speaking: Speaking) -> None:
+    call = '{"name": "look", "parameters": {"at": "me"}}'
+    me = [("look", {"at": "me"})]
+    assert speaking.calls(call, model="llama") == me
+    assert speaking.calls(f"<|python_tag|>{call}", model="llama") == me
+    listed = '[TOOL_CALLS][{"name": "look", "arguments": {"at": "me"}}, {"name": "clock", "arguments": {}}]'
+    assert speaking.calls(listed, model="mistral") == [*me, ("clock", {})]
+    channel = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "me"}<|call|>'
+    assert speaking.calls(channel, model="gpt-oss") == me
+    assert speaking.calls(ME, model="gemma") == me
+
+
+def test_what_is_no_call_stays_text(speaking: Speaking) -> None:
+    for text in (
+        ME.replace("look", "listen"),
+        "<tool_call>look at me</tool_call>",
+        '<tool_call>{"name": "look"',
+        '{"name": "look", "arguments": {}}',
+        "<tool_call>",
+    ):
+        assert speaking.choices(text) == [{"content": text, "calls": [], "reason": "stop"}]
+    assert speaking.choices(ME, tool_choice="none")[0]["content"] == ME
+    assert speaking.choices(ME, tools=[])[0]["content"] == ME
+
+
+def test_a_call_that_is_cut_off_says_so(speaking: Speaking) -> None:
+    cut = ME.index('me"}')
+    (choice,) = speaking.choices(ME, max_tokens=cut)
+    assert choice == {"content": None, "calls": [("look", '{"at": "')], "reason": "length"}
+
+
+def test_every_choice_has_calls_of_its_own(speaking: Speaking) -> None:
+    choices = speaking.choices(ME, n=3)
+    assert [choice["calls"] for choice in choices] == [[("look", '{"at": "me"}')]] * 3
+    assert [choice["reason"] for choice in choices] == ["tool_calls"] * 3
+
+
+def test_streamed_calls_have_openais_shape(speaking: Speaking) -> None:
+    speaking.backend.says = f"{ME}\n{YOU}"
+    body = {"model": "hermes", "messages": [USER], "stream": True} | TOOLS
+    frames = speaking.live.post(CHAT, body).text.split("\n\n")
+    deltas = [json.loads(frame[6:])["choices"][0]["delta"] for frame in frames[:-2]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[-1] == {}
+    assert all(list(delta) == ["tool_calls"] and len(delta["tool_calls"]) == 1 for delta in deltas[1:-1])
+    calls = [delta["tool_calls"][0] for delta in deltas[1:-1]]
+    for index, at in enumerate(("me", "you")):
+        first, *rest = (call for call in calls if call["index"] == index)
+        assert list(first) == ["index", "id", "type", "function"]
+        assert first["type"] == "function"
+        assert first["function"] == {"name": "look", "arguments": ""}
+        assert all(call == {"index": index, "function": call["function"]} for call in rest)
+        assert all(list(call["function"]) == ["arguments"] for call in rest)
+        assert "".join(call["function"]["arguments"] for call in rest) == f'{{"at": "{at}"}}'
+        assert len(rest) > 5
+    assert [call["index"] for call in calls] == sorted(call["index"] for call in calls)
+
+
+def test_text_alone_has_log_probabilities(speaking: Speaking) -> None:
+    speaking.backend.says = f"<think>a</think>See: {ME}"
+    body = {"model": "hermes", "messages": [USER], "logprobs": True, "temperature": 0} | TOOLS
+    choice = speaking.live.post(CHAT, body).json()["choices"][0]
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == list("See:")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_call_can_be_forced(speaking: Speaking, model: str) -> None:
+    fields = {"model": model, "max_tokens": 200, "parallel_tool_calls": False}
+    ((name, arguments),) = speaking.calls("No.", tool_choice="required", **fields)
+    assert name in ("look", "clock")
+    assert name == "clock" or arguments["at"] in ("me", "you")
+    named = {"type": "function", "function": {"name": "look"}}
+    ((name, arguments),) = speaking.calls("No.", tool_choice=named, **fields)
+    assert name == "look"
+    assert arguments["at"] in ("me", "you")
+    assert isinstance(arguments.get("long", False), bool)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_calls_and_results_go_into_the_next_prompt(speaking: Speaking, model: str) -> None:
+    speaking.backend.says = "No."
+    named = {"type": "function", "function": {"name": "look"}}
+    first = {"model": model, "messages": [USER], "tool_choice": named} | TOOLS
+    message = speaking.live.post(CHAT, first).json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "a face"}
+    body = {"model": model, "messages": [USER, message, result]} | TOOLS
+    prompt = speaking.live.post("/apply-template", body).json()["prompt"]
+    assert "a face" in prompt[prompt.index(call["function"]["arguments"]) :]
+    assert speaking.live.post(CHAT, body | {"max_tokens": 1}).status_code == 200
+
+
+def test_a_tool_whose_schema_is_none_is_refused(speaking: Speaking) -> None:
+    broken = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {"a": {"type": "x"}}}},
+    }
+    body = {"model": "hermes", "messages": [USER], "tools": [broken], "tool_choice": "required"}
+    status, error = speaking.live.refusal(CHAT, body)
+    assert (status, error["param"]) == (400, "tools")
+
+
+def test_a_real_model_calls_what_it_must(smollm2_path: Any) -> None:
+    backend = HostBackend(2)
+    with serve(
+        [ModelSettings(id="smol", path=smollm2_path, default=True, context=1024)], backend=backend
+    ) as live:
+        with live.client() as client:
+            answer = client.chat.completions.create(
+                model="smol",
+                messages=[USER],
+                tool_choice="required",
+                parallel_tool_calls=False,
+                temperature=0,
+                max_tokens=60,
+                **TOOLS,
+            )
+        free = live.post(CHAT, {"messages": [USER], "max_tokens": 8} | TOOLS)
+    backend.close()
+    assert answer.choices[0].finish_reason == "tool_calls"
+    (call,) = answer.choices[0].message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert call.function.name in ("look", "clock")
+    assert call.function.name == "clock" or arguments["at"] in ("me", "you")
+    assert free.status_code == 200
