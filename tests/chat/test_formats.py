@@ -94,6 +94,7 @@ def format_of(template: str, tokenizer: Tokenizer) -> ReplyFormat:
 class Model:
     tokenizer: Tokenizer
     format: ReplyFormat
+    grammars: Grammars
 
     def render(self, *messages: Message, **options: Any) -> str:
         return self.format.render(Chat(messages=messages, **options)).prompt
@@ -108,7 +109,8 @@ def models() -> Iterator[dict[str, Model]]:
         tokenizer = tokenizer_of(
             *(text for text in SPECIALS if text in template and text not in ("<s>", "</s>"))
         )
-        found[name] = Model(tokenizer, format_of(getattr(templates, name), tokenizer))
+        format = format_of(getattr(templates, name), tokenizer)
+        found[name] = Model(tokenizer, format, Grammars(tokenizer))
     yield found
     for model in found.values():
         model.format.renderer.close()
@@ -292,9 +294,10 @@ def test_a_model_without_marks_needs_no_parser(models: dict[str, Model]) -> None
     assert not isinstance(models["GEMMA"].format.parser(thinking=None, tools=[CLOCK]), PlainParser)
 
 
-def walk(tokenizer: Tokenizer, source: Source, dice: random.Random) -> str:
+def walk(model: Model, source: Source, dice: random.Random) -> str:
     """Return a text of a grammar, each token drawn from those that may come."""
-    constraint = Grammars(tokenizer).compile(source).begin()
+    tokenizer = model.tokenizer
+    constraint = model.grammars.compile(source).begin()
     raw = b""
     for _ in range(2000):
         allowed = constraint.allowed()
@@ -329,7 +332,7 @@ def test_whatever_a_grammar_of_calls_allows_is_read_as_calls(models: dict[str, M
     for choice in ("required", "required", "clock", "pick"):
         source = model.format.grammar(tools, choice, parallel=True)
         assert source is not None
-        text = walk(model.tokenizer, source, dice)
+        text = walk(model, source, dice)
         pieces = read(model.format.parser(thinking=False, tools=tools), [text])
         calls = [piece for piece in pieces if isinstance(piece, Called)]
         arguments = [json.loads(piece.text) for piece in pieces if isinstance(piece, Arguments)]
@@ -351,7 +354,7 @@ def test_an_answer_in_a_format_may_be_a_call_instead(models: dict[str, Model]) -
     ):
         source = model.format.grammar([EMPTY], "auto", parallel=False, answer=answer)
         assert source is not None
-        found = {walk(model.tokenizer, source, dice) for _ in range(30)}
+        found = {walk(model, source, dice) for _ in range(30)}
         assert found == texts | {'<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'}
 
 
@@ -369,7 +372,7 @@ def test_a_thought_is_free_and_then_the_grammar_holds(models: dict[str, Model], 
     format, tokenizer = models[name].format, models[name].tokenizer
     marks = format.marks
     assert marks is not None
-    inner = Grammars(tokenizer).compile(Source("regex", "ab"))
+    inner = models[name].grammars.compile(Source("regex", "ab"))
 
     def ids(text: str) -> list[int]:
         return tokenizer.encode(text, add_special=False, parse_special=True)

@@ -133,6 +133,17 @@ def test_control_tokens_are_silent() -> None:
     assert [stream.push(token) for token in (first, end, second, shown)] == ["", "", "é", "<é>"]
 
 
+def test_some_control_tokens_show_as_they_are_spelled() -> None:
+    end = 257
+    spelling = BYTES.token_text(end)
+    stream = text_stream(BYTES, [], frozenset({end}))
+    (a,) = BYTES.encode("a", add_special=False, parse_special=False)
+    assert [stream.push(token) for token in (a, end, a)] == ["a", spelling, "a"]
+    stream = text_stream(BYTES, [spelling[1:3]], frozenset({end}))
+    assert [stream.push(token) for token in (a, end, a)] == ["a", spelling[:1], ""]
+    assert stream.stopped
+
+
 def test_empty_stop_strings_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="stop string must not be empty") as caught:
         text_stream(BYTES, ["a", ""])

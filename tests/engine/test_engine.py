@@ -137,6 +137,42 @@ def test_cancelled_or_not_every_request_ends_once(seed: int, depth: int) -> None
     assert not any(isinstance(events[0], FailedEvent) for events in terminals.values())
 
 
+def test_a_request_can_be_ended_as_if_its_model_had() -> None:
+    gate = Gate()
+    with running(model("null", streams=2), before_step=gate, chunk_rows=4) as harness:
+        for name in ("generates", "queues", "third"):
+            harness.engine.submit(request(name, b"12", 9))
+        gate.wait()
+        for _ in range(3):
+            gate.let()
+            gate.wait()
+        for name in ("queues", "generates", "third"):
+            harness.engine.finish(name)
+            event = harness.mail.terminal(name)
+            assert isinstance(event, FinishedEvent)
+            assert event.reason is FinishReason.STOP
+            assert event.usage == Usage(2, 0 if name == "third" else 3)
+        assert event.usage.prompt_s == event.usage.generation_s == 0
+        gate.let()
+        harness.snapshot_when(lambda _: harness.rests())
+        harness.engine.finish("generates")
+        harness.engine.finish("nobody")
+    assert all(len(events) == 1 for events in harness.mail.terminals().values())
+
+
+def test_an_end_says_how_long_prompt_and_answer_took() -> None:
+    with running(NULL, before_step=lambda _: time.sleep(0.01), chunk_rows=4) as harness:
+        harness.engine.submit(request("a", bytes(12), 4))
+        end = harness.mail.terminal("a")
+        assert isinstance(end, FinishedEvent)
+        texts = [event for event in harness.mail.events("a") if isinstance(event, TextEvent)]
+    assert 0.03 <= end.usage.prompt_s < 5  # three steps
+    assert 0.03 <= end.usage.generation_s < 5  # three more tokens
+    counts = [text.generated for text in texts]
+    assert counts == sorted(set(counts))
+    assert counts[-1] <= 4
+
+
 def test_a_cancel_is_answered_while_a_step_runs() -> None:
     gate = Gate()
     with running(model("null", streams=2), before_step=gate, chunk_rows=4) as harness:

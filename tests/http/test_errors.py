@@ -14,14 +14,17 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from live import Gated, Live, error_of, serve
 from tierd import errors
 from tierd.engine import queue
-from tierd.errors import ExecutorError, UnavailableError
+from tierd.errors import ExecutorError, InvalidRequestError, UnavailableError
 from tierd.http import body as body_module
-from tierd.http.errors import ErrorBoundary, describe
+from tierd.http import sse
+from tierd.http.errors import ErrorBoundary, ErrorDetail, describe, route_error
 from tierd.http.requests import ChatBody, CompletionBody
 from tierd.settings import LimitsSettings, ModelSettings
 
@@ -137,6 +140,7 @@ TOOL = tool("f")
         (CHAT, {"tools": [TOOL, TOOL]}, "tools[1].function.name"),
         (CHAT, {"tools": [TOOL] * 129}, "tools"),
         (CHAT, {"tools": [tool("two words")]}, "tools[0].function.name"),
+        (CHAT, {"tools": [tool("required")]}, "tools[0].function.name"),
         (CHAT, {"tools": [tool("f", deep(70))]}, "tools[0].function.parameters"),
         (CHAT, {"tools": [tool("f", 7)]}, "tools[0].function.parameters"),
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
@@ -414,6 +418,37 @@ def test_what_nobody_expected_is_a_500_without_a_traceback(caplog: pytest.LogCap
     (record,) = caplog.records
     assert record.exc_info
     assert response.headers["x-request-id"] in record.message
+
+
+def test_an_api_words_its_errors_in_its_own_way() -> None:
+    class Dialect:
+        def body(self, status: int, error: ErrorDetail) -> bytes:
+            return json.dumps({"wrong": error.message, "status": status}).encode()
+
+        def frames(self, status: int, error: ErrorDetail) -> bytes:
+            return b"event: wrong\n\n"
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].endswith("/stream"):
+            await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+        if scope["path"].endswith("/route"):
+            response = await route_error(Request(scope), HTTPException(404))
+            await response(scope, receive, send)
+        raise InvalidRequestError("no")
+
+    async def ask(path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(
+            ErrorBoundary(served, dialects={"/own": Dialect()}), raise_app_exceptions=False
+        )
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get(path)
+
+    assert asyncio.run(ask("/own/path")).json() == {"wrong": "no", "status": 400}
+    assert asyncio.run(ask("/own/stream")).text == "event: wrong\n\n"
+    assert asyncio.run(ask("/own/route")).json()["status"] == 404
+    assert error_of(asyncio.run(ask("/other")))["message"] == "no"
+    assert asyncio.run(ask("/other/stream")).text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize(

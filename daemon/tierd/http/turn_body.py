@@ -20,6 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # OpenAI treats a developer's message as a system message where a model knows only the latter.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+CHOICES = ("auto", "none", "required")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # Variables of templates that have fields of their own.
 _OTHERS = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
@@ -154,6 +155,11 @@ def tool_of(name: str, description: str | None, parameters: Mapping[str, object]
         raise InvalidRequestError(
             f"{where}.name: {name[:80]!r}; 1 to 64 letters, digits, _, . and -", param=f"{where}.name"
         )
+    if name in CHOICES:
+        raise InvalidRequestError(
+            f"{where}.name: {name!r} is a choice of tools and cannot be one; call it otherwise",
+            param=f"{where}.name",
+        )
     check_depth(parameters, f"{where}.parameters")
     return Tool(name=name, description=description, parameters=parameters or {})
 
@@ -188,7 +194,7 @@ def _choice(choice: str | ToolChoice | None, offered: Sequence[Tool]) -> str:
                 f"tool_choice.function.name: there is no tool {name!r}", param="tool_choice.function.name"
             )
         return name
-    if choice not in (None, "auto", "none", "required"):
+    if choice not in (None, *CHOICES):
         raise InvalidRequestError(
             f"tool_choice: no such choice, {choice!r}; use auto, none, required, or name a function",
             param="tool_choice",
