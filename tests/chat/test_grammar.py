@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from fixtures import unicode_vocabularies as vocabularies
+from schemas import record
 from tierd.chat import grammar
 from tierd.chat.grammar import KEPT, MOST_CHARACTERS, Grammars, Source
+from tierd.chat.schema_dates import PATTERNS, with_real_dates
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
 from tierd.core import Constraint, Grammar, TokenMask
 from tierd.errors import InvalidRequestError, UnavailableError
@@ -137,6 +139,40 @@ def test_white_space_between_json_tokens_is_bounded(plain: Grammars) -> None:
     assert 1 < count < 30
 
 
+@pytest.mark.parametrize(
+    "schema", [{"format": "date"}, {"type": ["string", "null"], "format": "date-time"}], ids=str
+)
+def test_dates_exist(plain: Grammars, schema: dict[str, object]) -> None:
+    compiled = plain.compile(Source("json_schema", json.dumps(record(day=schema))))
+
+    def obeys(day: str) -> bool:
+        constraint = compiled.begin()
+        try:
+            write(constraint, f'{{"day": "{day}{"T10:20:30Z" * ("time" in str(schema))}"}}'.encode())
+        except InvalidRequestError:
+            return False
+        return True
+
+    assert all(map(obeys, ("2024-02-29", "2000-02-29", "1999-12-31", "0004-02-29", "2023-04-30")))
+    assert not any(
+        map(obeys, ("2023-02-29", "1900-02-29", "2024-02-30", "2023-04-31", "2023-13-01", "0000-01-01"))
+    )
+
+
+def test_dates_in_values_are_left_alone() -> None:
+    schema = {
+        "const": {"format": "date"},
+        "enum": [{"format": "date"}],
+        "properties": {"format": {"type": "string"}, "const": {"format": "date"}},
+        "items": [{"format": "date", "allOf": [{"maxLength": 3}]}, True],
+    }
+    dated = {"pattern": PATTERNS["date"]}
+    assert with_real_dates(schema) == schema | {
+        "properties": {"format": {"type": "string"}, "const": {"format": "date", "allOf": [dated]}},
+        "items": [{"format": "date", "allOf": [{"maxLength": 3}, dated]}, True],
+    }
+
+
 def test_a_token_that_ends_texts_is_no_text_whatever_it_spells() -> None:
     metadata = vocabularies.special_bytelevel({"stop": vocabularies.NORMAL})
     tokenizer = tokenizer_of(metadata | {"tokenizer.ggml.eos_token_id": 257})
@@ -175,8 +211,9 @@ def test_a_source_is_compiled_once(plain: Grammars) -> None:
 REFUSED = {
     "no regular expression": (Source("regex", "(", "guided_regex"), "unclosed group"),
     "look-ahead": (Source("regex", "a(?=b)"), "look-around"),
-    "no JSON": (Source("json_schema", "{"), "EOF"),
-    "no schema": (Source("json_schema", "3"), "Expecting object schema"),
+    "no JSON": (Source("json_schema", "{"), "Expecting property name"),
+    "no schema": (Source("json_schema", "3"), "must be an object"),
+    "options of the library": (Source("json_schema", '{"x-guidance": {"lenient": true}}'), "x-guidance"),
     "no type": (Source("json_schema", '{"type": "strin"}'), "Invalid type: strin"),
     "keywords": (Source("json_schema", '{"not": {}, "if": 1}'), "keywords that are not supported: if, not;"),
     "a keyword inside": (
@@ -201,7 +238,7 @@ REFUSED = {
     "no root": (Source("gbnf", 'leaf ::= "a"'), "No 'root' rule found"),
     "a control token that is none": (Source("lark", "start: <|nothing|>"), "nknown special token"),
     "long": (Source("regex", "a" * (MOST_CHARACTERS + 1)), f"at most {MOST_CHARACTERS}"),
-    "lists in lists": (Source("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000), "recursion limit"),
+    "lists in lists": (Source("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000), "nested too deeply"),
     "groups in groups": (Source("regex", "(" * 20_000 + "a" + ")" * 20_000), "regex"),
     "parentheses": (Source("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000), "nested"),
     "a long chain of rules": (Source("lark", f"start: r0\n{CHAIN}"), "nested too deeply"),

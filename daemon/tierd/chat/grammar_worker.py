@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from tierd.chat.confined import serve
+from tierd.chat.schema_dates import with_real_dates
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -52,7 +53,7 @@ def notation(kind: str, text: str) -> str:
         case "json_object":
             return LLMatcher.grammar_from_json_schema(_OBJECT, overrides=_JSON)
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)
+            return LLMatcher.grammar_from_json_schema(_schema(text), overrides=_JSON)
         case "regex":
             return LLMatcher.grammar_from_regex(text)
         case "choice":
@@ -63,6 +64,16 @@ def notation(kind: str, text: str) -> str:
             from llguidance.gbnf_to_lark import gbnf_to_lark
 
             return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
+
+
+def _schema(text: str) -> str:
+    """Return a JSON schema that means what it says. Raises ValueError where it is no object."""
+    schema = json.loads(text)
+    if not isinstance(schema, dict):
+        raise ValueError("a schema must be an object")
+    if "x-guidance" in schema:
+        raise ValueError("the keyword x-guidance is not supported; leave it out")
+    return json.dumps(with_real_dates(schema), ensure_ascii=False) if '"date' in text else text
 
 
 def _choice(choices: list[str]) -> str:
