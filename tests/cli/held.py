@@ -59,12 +59,18 @@ def on_device(executor: ResidentExecutor) -> int:
     return sum(block.ranges.taken for role in roles for block in device._memory._blocks[role])
 
 
-def lifted(executor: RailsExecutor) -> int:
-    """Return the bytes that are free once a model has nothing on the device any more."""
+def shared() -> int:
+    """Return the bytes of memory that the process shares with others, files apart."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssShmem:")[2].split()[0]) << 10
+
+
+def lifted(executor: RailsExecutor) -> tuple[int, int]:
+    """Return the bytes that are free once a model has nothing on the device any more; those shared apart."""
     assert executor.layers
-    there = settled()
+    there, common = settled(), shared()
     executor.lift()
-    return there - settled()
+    return there - settled(), common - shared()
 
 
 def main(config: str, warm: str) -> None:
@@ -77,15 +83,15 @@ def main(config: str, warm: str) -> None:
         tier.release("warm")
         before = settled()
         slot = tier.open(settings.models[0])
-        executor, device = slot.executor, 0
+        executor, device, common = slot.executor, 0, 0
         if isinstance(executor, ResidentExecutor):
             device = on_device(executor)
         else:
             assert isinstance(executor, HostExecutor | RailsExecutor)
             fill(slot, executor)
         if isinstance(executor, RailsExecutor):
-            device = lifted(executor)
-        held = {"host": settled() - before, "device": device}
+            device, common = lifted(executor)
+        held = {"host": settled() - before, "device": device, "shared": common}
         print(json.dumps({"report": report, "held": held}))
         slot.close()
 

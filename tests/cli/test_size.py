@@ -87,6 +87,7 @@ def on_rails(folder: Path, model: Path, vram_mb: int, **table: object) -> dict[s
     report, held = foreseen_and_held(folder, configure(folder, model, "rails", vram_mb, **table))
     rails = dict(report["rails"])
     assert rails["tensors"] + rails["copies"] == pytest.approx(held["device"], rel=0.03)
+    assert rails["shared"] == pytest.approx(held["shared"], rel=0.03)
     assert rails["host"] + report["text"] == pytest.approx(held["host"], rel=0.03)
     return rails
 

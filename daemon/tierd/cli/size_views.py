@@ -73,7 +73,8 @@ def _on_rails(rails: RailsFootprint) -> str:
         f"On rails, a GPU with {mib(rails.room)} for it has the matmuls of {rails.layers} of "
         f"{rails.all_layers} layers, for prompts. Of these bytes {mib(rails.taken)} are taken: "
         f"{mib(rails.tensors)} there, and for {mib(rails.copies)} of copies that Kompute keeps where the "
-        f"machine sees them, besides the {mib(rails.host)} that the model takes of its memory."
+        f"machine sees them, besides {mib(rails.shared)} to carry them and the {mib(rails.host)} that the "
+        f"model takes of its memory."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tierd.backends.rails.backend import demand_of
+from tierd.backends.rails.card import COPIES
 from tierd.kv.sizing import mib
 from tierd.models import GGUFFile
 from tierd.models.formats import KV_CODECS
@@ -12,24 +13,22 @@ from tierd.models.plan import Plan
 from tierd.settings import ModelSettings
 from tierd.tier.footprint import Footprint
 
-# Of each tensor's bytes among those that `Demand` tells.
-_COPIES = 2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RailsFootprint:
     """A model whose large matmuls a device computes, as many layers' as it holds. Sizes are bytes.
 
     layers: whose matmuls are there. all_layers: those that have some. tensors: weights, and what steps carry
-    to and fro. copies: of these, which Kompute keeps where the machine sees them. taken: what both count of
-    the room. host: what the model takes of the machine's memory besides. decline: why no layer can be there,
-    "" when one can.
+    to and fro. copies: of these, which Kompute keeps where the machine sees them. shared: with its process,
+    to carry them. taken: what tensors and copies count of the room. host: what the model takes of the
+    machine's memory besides. decline: why no layer can be there, "" when one can.
     """
 
     layers: int
     all_layers: int
     tensors: int
     copies: int
+    shared: int
     taken: int
     room: int
     host: int
@@ -54,8 +53,9 @@ def rails_footprint(
     return RailsFootprint(
         layers=len(layers),
         all_layers=len(demand.layers),
-        tensors=taken // _COPIES,
-        copies=taken - taken // _COPIES,
+        tensors=taken // COPIES,
+        copies=taken - taken // COPIES,
+        shared=demand.part(layers, "").host_bytes - (taken - taken // COPIES),
         taken=taken,
         room=room,
         host=host.total,
