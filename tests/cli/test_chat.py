@@ -7,12 +7,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli.terminal import terminal
-from live import Gated, Live, wait_until
+from live import Gated, Live, serve, wait_until
+from live_script import ScriptedBackend
+from tierd.settings import ModelSettings
 
 GREEDY = ("--temperature", "0", "--max-tokens", "24")
 STRANGE = "URL sent JSON of another shape; is it tierd?"
@@ -383,6 +386,27 @@ class TestTerminal:
             person.until("/set\ntop_k 5\n> ")
             person.type("\x04")
             assert person.code() == 0
+
+    def test_thoughts_are_dim_and_not_piped(
+        self, model: ModelSettings, environment: dict[str, str], tmp_path: Path
+    ) -> None:
+        template = tmp_path / "thinks.jinja"
+        template.write_text("{{ messages[-1].content }}{# <think> </think> #}:")
+        backend = ScriptedBackend()
+        backend.says = "<think>hm\x07</think>So."
+        colours = {**environment, "TERM": "xterm-256color"}
+        with serve([replace(model, chat_template=template)], backend=backend) as live:
+            assert piped(live.url, "hello\n") == (0, "So.\n", "")
+            with terminal("chat", "--url", live.url, environment=colours) as person:
+                person.until("\033[1;36m> \033[0m")
+                person.type("hello\n")
+                person.until("\033[2mh\033[0m\033[2mm\033[0m\033[2m�\033[0m\n\nSo.\n")
+                person.type("/save " + str(tmp_path / "saved.json") + "\n")
+                person.until("saved to")
+                person.type("/quit\n")
+                assert person.code() == 0
+        saved = json.loads((tmp_path / "saved.json").read_text())
+        assert saved["messages"][-1] == {"role": "assistant", "content": "So."}
 
     def test_a_terminal_with_colours_gets_some(self, live: Live, environment: dict[str, str]) -> None:
         colours = {**environment, "TERM": "xterm-256color"}

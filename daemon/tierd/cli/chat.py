@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 
 from tierd.cli.client import Client
-from tierd.cli.conversation import Conversation
+from tierd.cli.conversation import Conversation, Thought
 from tierd.cli.lines import pipe, read_message, terminal
 from tierd.cli.parameters import PARAMETERS
 from tierd.errors import DaemonError, TierdError
@@ -124,8 +124,11 @@ class Repl:
         try:
             with closing(answer) as pieces:
                 for piece in pieces:
-                    self.write(piece)
-                    last = piece
+                    if isinstance(piece, Thought):
+                        self.think(piece)
+                    else:
+                        self.write(piece)
+                        last = piece
         except DaemonError:
             answered = bool(last)
             raise
@@ -139,6 +142,9 @@ class Repl:
         """Print a piece of an answer."""
         sys.stdout.write(text)
         sys.stdout.flush()
+
+    def think(self, thought: str) -> None:
+        """Take in a piece of a thought; who reads answers from a pipe wants none."""
 
     def note(self, text: str) -> None:
         """Print what is not the model's: to standard error, so that answers can be told from it."""
@@ -233,6 +239,7 @@ class Terminal(Repl):
         self._models = models
         self._console = Console(highlight=False, soft_wrap=True)
         self._read = terminal([f"/{name}" for name in self.commands])
+        self._thinking = False
 
     def run(self) -> None:
         """Greet, then serve lines until Ctrl-D or /quit."""
@@ -260,7 +267,15 @@ class Terminal(Repl):
 
     def write(self, text: str) -> None:
         """Print a piece of an answer, without what would steer the terminal."""
+        if self._thinking:
+            self._thinking = False
+            super().write("\n\n")
         super().write(_CONTROLS.sub("�", text))
+
+    def think(self, thought: str) -> None:
+        """Print a piece of a thought."""
+        self._thinking = True
+        self._console.print(_CONTROLS.sub("�", thought), style="dim", markup=False, end="")
 
     def note(self, text: str) -> None:
         """Print what is not the model's."""

@@ -24,6 +24,7 @@ class _Usage(msgspec.Struct):
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -37,6 +38,12 @@ class _Chunk(msgspec.Struct):
     model: str | None = None
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
+
+
+class Thought(str):
+    """A piece of what a model thinks before it answers."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +90,7 @@ class Conversation:
     stats: Stats | None = None
 
     def ask(self, text: str) -> Generator[str, None, None]:
-        """Yield the answer piece by piece. Raises DaemonError.
+        """Yield the answer piece by piece, its Thought before it. Raises DaemonError.
 
         An answer that is broken off, by closing the iterator too, is remembered as far as it came; a
         question that got no answer is forgotten.
@@ -112,11 +119,14 @@ class Conversation:
                 usage = chunk.usage or usage
                 for choice in chunk.choices or ():
                     reason = choice.finish_reason or reason
-                    piece = choice.delta and choice.delta.content
-                    if piece:
+                    delta = choice.delta or _Delta()
+                    if delta.reasoning_content:
                         first = first or time.monotonic()
-                        pieces.append(piece)
-                        yield piece
+                        yield Thought(delta.reasoning_content)
+                    if delta.content:
+                        first = first or time.monotonic()
+                        pieces.append(delta.content)
+                        yield delta.content
         finally:
             if pieces or reason:
                 self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
