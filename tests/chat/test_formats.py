@@ -147,8 +147,14 @@ def test_what_each_family_can_do_is_found(models: dict[str, Model]) -> None:
         "MISTRAL_LIST": ["[TOOL_CALLS]"],
         "MISTRAL": ["[/THINK]", "[ARGS]", "[THINK]", "[TOOL_CALLS]"],
     }
-    spelled = {models["MISTRAL"].tokenizer.token_text(id) for id in formats["MISTRAL"].spelled}
-    assert spelled == set(formats["MISTRAL"].specials)
+
+
+def test_only_marks_that_matter_show(models: dict[str, Model]) -> None:
+    format, tokenizer = models["MISTRAL"].format, models["MISTRAL"].tokenizer
+    with_tools = {tokenizer.token_text(id) for id in format.spelled(tools=True)}
+    assert with_tools == {"[/THINK]", "[ARGS]", "[THINK]", "[TOOL_CALLS]"}
+    assert {tokenizer.token_text(id) for id in format.spelled(tools=False)} == {"[THINK]", "[/THINK]"}
+    assert not models["GEMMA"].format.spelled(tools=True)
 
 
 def test_marks_of_the_vocabulary_alone_are_known_and_not_expected() -> None:

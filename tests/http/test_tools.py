@@ -218,6 +218,19 @@ def test_calls_and_results_go_into_the_next_prompt(speaking: Speaking, model: st
     assert speaking.live.post(CHAT, body | {"max_tokens": 1}).status_code == 200
 
 
+@pytest.mark.parametrize("arguments", ["", "no JSON", "7", "[" * 9999, '{"a":' * 300 + "1" + "}" * 300])
+def test_whatever_a_model_has_called_with_can_be_told(speaking: Speaking, arguments: str) -> None:
+    function = {"name": "look", "arguments": arguments}
+    calling = {
+        "role": "assistant",
+        "tool_calls": [{"id": "abcdef123", "type": "function", "function": function}],
+    }
+    for model in MODELS:
+        body = {"model": model, "messages": [USER, calling]} | TOOLS
+        response = speaking.live.post("/apply-template", body)
+        assert response.status_code in (200, 400), response.text
+
+
 def test_a_tool_whose_schema_is_none_is_refused(speaking: Speaking) -> None:
     broken = {
         "type": "function",

@@ -80,10 +80,14 @@ class ReplyFormat:
     thoughts: str = ""
     specials: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def spelled(self) -> frozenset[int]:
-        """The control tokens that the parser must see."""
-        return frozenset(self.specials.values())
+    def spelled(self, *, tools: bool) -> frozenset[int]:
+        """Return the control tokens that the parser must see. tools: some may be called."""
+        shown = self.marks and (self.marks.start, self.marks.end)
+        return frozenset(
+            id
+            for text, id in self.specials.items()
+            if tools or self.marks is HARMONY or text in (shown or ())
+        )
 
     def render(self, chat: Chat) -> Rendered:
         """Return the prompt of a chat. Blocks as Renderer.render does, and raises what that raises."""

@@ -13,6 +13,9 @@ from typing import Any
 
 Message = Mapping[str, object]
 
+# Levels of lists and objects.
+MAX_DEPTH = 64
+
 _OBJECT = {"type": "object", "properties": dict[str, object]()}
 # Keys of a schema with which an object may have properties that `properties` does not name.
 _OPEN_ENDED = (
@@ -90,10 +93,28 @@ def _with_objects(call: Mapping[str, Any]) -> dict[str, object]:
     """Return a call whose arguments are an object, where their text is the JSON of one."""
     function = dict(call["function"])
     try:
-        function["arguments"] = json.loads(function["arguments"])
-    except ValueError:
-        pass
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return dict(call)
+    if isinstance(arguments, dict) and is_shallow(arguments):
+        function["arguments"] = arguments
     return {**call, "function": function}
+
+
+def is_shallow(value: object) -> bool:
+    """Whether JSON is of MAX_DEPTH levels at most, as what becomes part of a prompt must be."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, Mapping):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        level = [each for each in inner if isinstance(each, Mapping | list)]
+        if not level:
+            return True
+    return False
 
 
 _TOLD = """You may call functions. These are there, each as JSON with the schema of its parameters:

@@ -39,7 +39,8 @@ EndReason = Literal["stop", "length", "tool_calls"]
 class Turn:
     """What an answer is to be made of.
 
-    generation: model, n, stop, seed and how to sample. Its max_tokens and stream are not looked at.
+    generation: model, n, stop, seed and how to sample. Its max_tokens and stream are not looked at. Stop
+    strings count in all that the model writes, thoughts and marks too, as they do with vLLM.
     messages: in OpenAI's shape, content a text; tool_calls with arguments as JSON text; errors name them
     `messages_field`. max_tokens: None for what the context leaves; errors name it `tokens_field`.
     tool_choice: "auto", "none", "required", or the name of a tool.
@@ -121,7 +122,7 @@ class Turns:
             priority=turn.generation.priority or 0,
             top_logprobs=turn.top_logprobs,
             grammar=grammar,
-            spelled=prompt.format.spelled,
+            spelled=prompt.format.spelled(tools=bool(turn.callable)),
         )
         wanted = translate.each_choice(first, turn.generation, entry)
         request.state.asked = True  # from here on the engine notes how it ends

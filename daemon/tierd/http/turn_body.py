@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from tierd.chat.tools import Tool
+from tierd.chat.tools import MAX_DEPTH, Tool, is_shallow
 from tierd.errors import InvalidRequestError
 from tierd.http import translate
 from tierd.http.formats import source
@@ -14,8 +14,6 @@ from tierd.http.turn import Turn
 from tierd.http.unsupported import refuse_unsupported
 
 MAX_TOOLS = 128
-# Levels of lists and objects in what becomes part of the prompt.
-MAX_DEPTH = 64
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # OpenAI treats a developer's message as a system message where a model knows only the latter.
@@ -166,18 +164,8 @@ def tool_of(name: str, description: str | None, parameters: Mapping[str, object]
 
 def check_depth(value: object, field: str) -> None:
     """Raise InvalidRequestError for JSON of more than MAX_DEPTH levels."""
-    level: list[object] = [value]
-    for _ in range(MAX_DEPTH + 1):
-        inner: list[object] = []
-        for each in level:
-            if isinstance(each, Mapping):
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
-        level = [each for each in inner if isinstance(each, Mapping | list)]
-        if not level:
-            return
-    raise InvalidRequestError(f"{field}: nested more than {MAX_DEPTH} levels deep", param=field)
+    if not is_shallow(value):
+        raise InvalidRequestError(f"{field}: nested more than {MAX_DEPTH} levels deep", param=field)
 
 
 def _choice(choice: str | ToolChoice | None, offered: Sequence[Tool]) -> str:
