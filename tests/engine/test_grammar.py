@@ -1,0 +1,292 @@
+"""Streams that have a grammar, over the null device: which tokens come, in what company, and what fails."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from engine.harness import NULL, PATIENCE, Harness, model, running
+from engine.null_slot import ByteTokenizer, request
+from tierd.core import (
+    Batch,
+    Constraint,
+    FailedEvent,
+    FinishedEvent,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenMask,
+)
+from tierd.engine.following import narrow
+from tierd.errors import ExecutorError, InvalidRequestError
+
+LETTERS = b"abcdefgh"
+END = ByteTokenizer.eos_id
+VOCABULARY = ByteTokenizer.vocabulary
+
+
+class Word:
+    """A grammar of words: each letter is one of those that follow the one before it, and then the text ends.
+
+    held: keeps whoever asks what may come next waiting, until it is set. fails_at: after so many letters.
+    """
+
+    def __init__(
+        self, length: int = 12, *, held: threading.Event | None = None, fails_at: int = -1, free: bool = False
+    ) -> None:
+        self.length = length
+        self.held = held
+        self.fails_at = fails_at
+        self.free = free
+        self.asked = threading.Semaphore(0)
+        self.begun: list[weakref.ref[Constraint]] = []
+
+    def begin(self) -> Constraint:
+        constraint = _Letters(self)
+        self.begun.append(weakref.ref(constraint))
+        return constraint
+
+
+class _Letters:
+    def __init__(self, word: Word) -> None:
+        self._word = word
+        self._letters: list[int] = []
+
+    def allowed(self) -> TokenMask | None:
+        word = self._word
+        word.asked.release()
+        if word.held is not None:
+            assert word.held.wait(PATIENCE)
+        if len(self._letters) == word.fails_at:
+            raise InvalidRequestError("the grammar cannot go on: it has lost the thread")
+        if word.free:
+            return None
+        if len(self._letters) == word.length:
+            return TokenMask.of([END], VOCABULARY)
+        last = self._letters[-1] if self._letters else 0
+        return TokenMask.of([letter for letter in LETTERS if (letter + last) % 3], VOCABULARY)
+
+    def advance(self, token: int) -> None:
+        assert self._word.free or (token + (self._letters[-1] if self._letters else 0)) % 3
+        self._letters.append(token)
+
+
+def constrained(id: str, word: Word, prompt: bytes = b"a prompt", **fields: object) -> Request:
+    return replace(request(id, prompt, 40, ignore_eos=False), **{"grammar": word} | fields)  # type: ignore[arg-type]
+
+
+def answer(harness: Harness, id: str) -> str:
+    end = harness.mail.terminal(id)
+    assert isinstance(end, FinishedEvent), end
+    assert end.reason is FinishReason.STOP
+    return harness.mail.text(id)
+
+
+def ended(harness: Harness, id: str) -> tuple[FinishReason, int]:
+    end = harness.mail.terminal(id)
+    assert isinstance(end, FinishedEvent), end
+    return end.reason, end.usage.completion_tokens
+
+
+def failure(harness: Harness, id: str) -> Exception:
+    event = harness.mail.terminal(id)
+    assert isinstance(event, FailedEvent)
+    return event.error
+
+
+def is_word(text: str, length: int = 12) -> bool:
+    codes = [0, *text.encode()]
+    return (
+        len(text) == length
+        and set(text.encode()) <= set(LETTERS)
+        and all((one + other) % 3 for one, other in pairwise(codes))
+    )
+
+
+WAYS = {
+    "greedy": SamplingParams(temperature=0),
+    "random": SamplingParams(temperature=1, seed=5),
+    "penalised": SamplingParams(temperature=0, frequency_penalty=1.5, logit_bias=((ord("c"), 0.5),)),
+    "few": SamplingParams(temperature=1, top_k=2, seed=9),
+}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_same_words_alone_and_in_company(depth: int) -> None:
+    requests = [
+        constrained(f"{way}{n}", Word(), bytes([65 + n]) * (3 + 5 * n), sampling=sampling)
+        for n in range(2)
+        for way, sampling in WAYS.items()
+    ]
+    others = [request(f"free{n}", bytes([75 + n]) * 9, 60, temperature=n % 2) for n in range(8)]
+    alone, together = [], []
+    with running(NULL, depth=depth, pages=256) as harness:
+        for r in requests:
+            harness.engine.submit(r)
+            alone.append(answer(harness, r.id))
+    with running(model("null", streams=16), depth=depth, pages=1024, chunk_rows=7) as harness:
+        for r in [*others, *requests]:
+            harness.engine.submit(r)
+        together = [answer(harness, r.id) for r in requests]
+        for r in others:
+            assert ended(harness, r.id) == (FinishReason.LENGTH, 60)
+        assert harness.rests()
+    assert alone == together
+    assert all(map(is_word, alone))
+    assert len(set(alone)) > 4
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_is_late_delays_no_other_and_gets_the_same(depth: int) -> None:
+    held = threading.Event()
+    slow = Word(held=held)
+    with running(NULL, depth=depth, pages=256) as harness:
+        harness.engine.submit(constrained("slow", slow))
+        assert slow.asked.acquire(timeout=PATIENCE)
+        harness.engine.submit(request("free", b"go on", 40))
+        harness.engine.submit(constrained("quick", Word(), b"go on"))
+        assert isinstance(harness.mail.terminal("free"), FinishedEvent)
+        assert is_word(answer(harness, "quick"))
+        assert harness.mail.text("slow") == ""
+        held.set()
+        late = answer(harness, "slow")
+        harness.engine.submit(constrained("again", Word()))
+        assert answer(harness, "again") == late
+        assert harness.rests()
+
+
+def test_the_last_row_of_who_is_late_is_fed_once_more() -> None:
+    held = threading.Event()
+    rows: list[tuple[int, int]] = []
+
+    def note(batch: Batch) -> None:
+        rows.extend((chunk.start, len(chunk.tokens)) for chunk in batch.chunks)
+
+    with running(NULL, chunk_rows=4, before_step=note) as harness:
+        harness.engine.submit(constrained("slow", Word(3, held=held), b"0123456789"))
+        discarded = {"model": "null"}
+        harness.snapshot_when(
+            lambda _: harness.metrics.registry.get_sample_value("tierd_rows_discarded_total", discarded) == 1
+        )
+        assert rows == [(0, 4), (4, 4), (8, 2)]
+        held.set()
+        assert is_word(answer(harness, "slow"), 3)
+    assert rows[3:] == [(9, 1), (10, 1), (11, 1), (12, 1)]
+
+
+def test_who_draws_by_himself_gets_no_row_before_it_is_known_what_may_come() -> None:
+    held = threading.Event()
+    word = Word(held=held)
+    steps: list[Batch] = []
+    with running(NULL, depth=2, before_step=steps.append) as harness:
+        harness.engine.submit(constrained("slow", word))
+        assert word.asked.acquire(timeout=PATIENCE)
+        harness.engine.submit(request("free", b"x", 5))
+        harness.mail.terminal("free")
+        assert all(len(batch.chunks) == 1 and batch.chunks[0].tokens != tuple(b"a prompt") for batch in steps)
+        held.set()
+        assert is_word(answer(harness, "slow"))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("fails_at", [0, 5])
+def test_a_grammar_that_cannot_go_on_ends_its_stream_alone(depth: int, fails_at: int) -> None:
+    with running(NULL, depth=depth) as harness:
+        harness.engine.submit(request("free", b"go on", 40))
+        harness.engine.submit(constrained("other", Word()))
+        harness.engine.submit(constrained("bad", Word(fails_at=fails_at)))
+        error = failure(harness, "bad")
+        assert isinstance(error, InvalidRequestError)
+        assert str(error) == "the grammar cannot go on: it has lost the thread"
+        assert len(harness.mail.text("bad")) == fails_at
+        assert isinstance(harness.mail.terminal("free"), FinishedEvent)
+        assert is_word(answer(harness, "other"))
+        assert harness.rests()
+
+
+def test_a_grammar_that_breaks_down_ends_its_stream_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Word):
+        def begin(self) -> Constraint:
+            raise ZeroDivisionError("oh")
+
+    with running(NULL) as harness:
+        harness.engine.submit(constrained("bad", Broken()))
+        harness.engine.submit(constrained("good", Word()))
+        error = failure(harness, "bad")
+        assert isinstance(error, ExecutorError)
+        assert "ZeroDivisionError: oh" in str(error)
+        assert is_word(answer(harness, "good"))
+    assert "request=bad its grammar failed" in caplog.text
+
+
+def test_with_ignore_eos_a_text_ends_where_nothing_else_may_come() -> None:
+    with running(NULL) as harness:
+        harness.engine.submit(constrained("a", Word(), ignore_eos=True))
+        assert is_word(answer(harness, "a"))
+        harness.engine.submit(replace(request("b", b"x", 30), grammar=Word(free=True)))
+        assert ended(harness, "b") == (FinishReason.LENGTH, 30)
+
+
+def test_choices_have_a_constraint_each_which_goes_with_them() -> None:
+    word = Word()
+    with running(NULL) as harness:
+        for n in range(4):
+            sampling = SamplingParams(temperature=1, seed=n)
+            harness.engine.submit(constrained(f"c{n}", word, sampling=sampling))
+        texts = [answer(harness, f"c{n}") for n in range(4)]
+        assert all(map(is_word, texts))
+        assert len(set(texts)) == 4
+        held = threading.Event()
+        waiting = Word(held=held)
+        harness.engine.submit(constrained("gone", waiting))
+        assert waiting.asked.acquire(timeout=PATIENCE)
+        harness.engine.cancel("gone")
+        harness.mail.terminal("gone")
+        held.set()
+        harness.engine.submit(request("last", b"x", 3))
+        harness.mail.terminal("last")
+        harness.snapshot_when(
+            lambda _: not any(ref() for ref in (*word.begun, *waiting.begun)) or bool(gc.collect())
+        )
+
+
+def test_what_else_a_request_allows() -> None:
+    def mask(*ids: int) -> TokenMask:
+        return TokenMask.of(ids, 64)
+
+    plain = Request(id="a", model="m", prompt=(1,), max_tokens=1, sampling=SamplingParams(temperature=0))
+    fixed = replace(plain, sampling=SamplingParams(temperature=0, allowed=mask(3, 9)))
+    endless = replace(plain, ignore_eos=True)
+    ends = frozenset({9, 40})
+    given = mask(3, 5, 9)
+    assert narrow(given, plain, ends) is given
+    assert narrow(None, plain, ends) is None
+    assert narrow(None, fixed, ends) is fixed.sampling.allowed
+    assert ids(narrow(given, fixed, ends)) == [3, 9]
+    assert ids(narrow(given, endless, ends)) == [3, 5]
+    assert ids(narrow(given, replace(fixed, ignore_eos=True), ends)) == [3]
+    assert ids(narrow(mask(9, 40), endless, ends)) == [9, 40]
+    assert ids(narrow(given, endless, frozenset())) == [3, 5, 9]
+    with pytest.raises(InvalidRequestError, match="allowed_token_ids leaves none"):
+        narrow(mask(5), fixed, ends)
+
+
+def ids(mask: TokenMask | None) -> list[int]:
+    assert mask is not None
+    return [id for id in range(64) if id in mask]
+
+
+def test_an_engine_that_ends_lets_its_threads_end() -> None:
+    with running(NULL) as harness:
+        harness.engine.submit(constrained("a", Word()))
+        answer(harness, "a")
+        following = [thread for thread in threading.enumerate() if thread.name == "tierd-grammar"]
+        assert following
+    for thread in following:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
