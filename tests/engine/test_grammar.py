@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from engine.harness import NULL, PATIENCE, Harness, model, running
-from engine.null_slot import ByteTokenizer, request
+from engine.null_slot import request
+from engine.words import Word, is_word
 from tierd.core import (
     Batch,
     Constraint,
@@ -25,55 +24,9 @@ from tierd.core import (
 from tierd.engine.following import narrow
 from tierd.errors import ExecutorError, InvalidRequestError
 
-LETTERS = b"abcdefgh"
-END = ByteTokenizer.eos_id
-VOCABULARY = ByteTokenizer.vocabulary
 
-
-class Word:
-    """A grammar of words: each letter is one of those that follow the one before it, and then the text ends.
-
-    held: keeps whoever asks what may come next waiting, until it is set. fails_at: after so many letters.
-    """
-
-    def __init__(
-        self, length: int = 12, *, held: threading.Event | None = None, fails_at: int = -1, free: bool = False
-    ) -> None:
-        self.length = length
-        self.held = held
-        self.fails_at = fails_at
-        self.free = free
-        self.asked = threading.Semaphore(0)
-        self.begun: list[weakref.ref[Constraint]] = []
-
-    def begin(self) -> Constraint:
-        constraint = _Letters(self)
-        self.begun.append(weakref.ref(constraint))
-        return constraint
-
-
-class _Letters:
-    def __init__(self, word: Word) -> None:
-        self._word = word
-        self._letters: list[int] = []
-
-    def allowed(self) -> TokenMask | None:
-        word = self._word
-        word.asked.release()
-        if word.held is not None:
-            assert word.held.wait(PATIENCE)
-        if len(self._letters) == word.fails_at:
-            raise InvalidRequestError("the grammar cannot go on: it has lost the thread")
-        if word.free:
-            return None
-        if len(self._letters) == word.length:
-            return TokenMask.of([END], VOCABULARY)
-        last = self._letters[-1] if self._letters else 0
-        return TokenMask.of([letter for letter in LETTERS if (letter + last) % 3], VOCABULARY)
-
-    def advance(self, token: int) -> None:
-        assert self._word.free or (token + (self._letters[-1] if self._letters else 0)) % 3
-        self._letters.append(token)
+def spells_word(text: str, length: int = 12) -> bool:
+    return is_word(list(text.encode()), length)
 
 
 def constrained(id: str, word: Word, prompt: bytes = b"a prompt", **fields: object) -> Request:
@@ -97,15 +50,6 @@ def failure(harness: Harness, id: str) -> Exception:
     event = harness.mail.terminal(id)
     assert isinstance(event, FailedEvent)
     return event.error
-
-
-def is_word(text: str, length: int = 12) -> bool:
-    codes = [0, *text.encode()]
-    return (
-        len(text) == length
-        and set(text.encode()) <= set(LETTERS)
-        and all((one + other) % 3 for one, other in pairwise(codes))
-    )
 
 
 WAYS = {
@@ -137,7 +81,7 @@ def test_the_same_words_alone_and_in_company(depth: int) -> None:
             assert ended(harness, r.id) == (FinishReason.LENGTH, 60)
         assert harness.rests()
     assert alone == together
-    assert all(map(is_word, alone))
+    assert all(map(spells_word, alone))
     assert len(set(alone)) > 4
 
 
@@ -151,7 +95,7 @@ def test_who_is_late_delays_no_other_and_gets_the_same(depth: int) -> None:
         harness.engine.submit(request("free", b"go on", 40))
         harness.engine.submit(constrained("quick", Word(), b"go on"))
         assert isinstance(harness.mail.terminal("free"), FinishedEvent)
-        assert is_word(answer(harness, "quick"))
+        assert spells_word(answer(harness, "quick"))
         assert harness.mail.text("slow") == ""
         held.set()
         late = answer(harness, "slow")
@@ -175,7 +119,7 @@ def test_the_last_row_of_who_is_late_is_fed_once_more() -> None:
         )
         assert rows == [(0, 4), (4, 4), (8, 2)]
         held.set()
-        assert is_word(answer(harness, "slow"), 3)
+        assert spells_word(answer(harness, "slow"), 3)
     assert rows[3:] == [(9, 1), (10, 1), (11, 1), (12, 1)]
 
 
@@ -190,7 +134,7 @@ def test_who_draws_by_himself_gets_no_row_before_it_is_known_what_may_come() -> 
         harness.mail.terminal("free")
         assert all(len(batch.chunks) == 1 and batch.chunks[0].tokens != tuple(b"a prompt") for batch in steps)
         held.set()
-        assert is_word(answer(harness, "slow"))
+        assert spells_word(answer(harness, "slow"))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -205,7 +149,7 @@ def test_a_grammar_that_cannot_go_on_ends_its_stream_alone(depth: int, fails_at:
         assert str(error) == "the grammar cannot go on: it has lost the thread"
         assert len(harness.mail.text("bad")) == fails_at
         assert isinstance(harness.mail.terminal("free"), FinishedEvent)
-        assert is_word(answer(harness, "other"))
+        assert spells_word(answer(harness, "other"))
         assert harness.rests()
 
 
@@ -220,14 +164,14 @@ def test_a_grammar_that_breaks_down_ends_its_stream_alone(caplog: pytest.LogCapt
         error = failure(harness, "bad")
         assert isinstance(error, ExecutorError)
         assert "ZeroDivisionError: oh" in str(error)
-        assert is_word(answer(harness, "good"))
+        assert spells_word(answer(harness, "good"))
     assert "request=bad its grammar failed" in caplog.text
 
 
 def test_with_ignore_eos_a_text_ends_where_nothing_else_may_come() -> None:
     with running(NULL) as harness:
         harness.engine.submit(constrained("a", Word(), ignore_eos=True))
-        assert is_word(answer(harness, "a"))
+        assert spells_word(answer(harness, "a"))
         harness.engine.submit(replace(request("b", b"x", 30), grammar=Word(free=True)))
         assert ended(harness, "b") == (FinishReason.LENGTH, 30)
 
@@ -239,7 +183,7 @@ def test_choices_have_a_constraint_each_which_goes_with_them() -> None:
             sampling = SamplingParams(temperature=1, seed=n)
             harness.engine.submit(constrained(f"c{n}", word, sampling=sampling))
         texts = [answer(harness, f"c{n}") for n in range(4)]
-        assert all(map(is_word, texts))
+        assert all(map(spells_word, texts))
         assert len(set(texts)) == 4
         held = threading.Event()
         waiting = Word(held=held)
