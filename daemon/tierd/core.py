@@ -258,11 +258,15 @@ class TextEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """Terminal: the stream ended as asked. embedding: float32, where that was asked for."""
+    """Terminal: the stream ended as asked.
+
+    embedding: float32, where that was asked for. stop: the stop string that has ended it, if one did.
+    """
 
     reason: FinishReason
     usage: Usage
     embedding: npt.NDArray[np.float32] | None = field(default=None, compare=False)
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +287,8 @@ class TextStream(Protocol):
         """Return the text that became certain with this token ("" while it is held back)."""
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string was completed; nothing after it is ever returned."""
+    def stopped_by(self) -> str | None:
+        """The stop string that was completed, if one was; nothing after it is ever returned."""
 
     @property
     def shown(self) -> int:

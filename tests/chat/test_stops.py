@@ -47,13 +47,14 @@ def whole(tokenizer: Tokenizer, ids: list[int]) -> str:
     return b"".join(tokenizer.token_bytes(token) for token in ids).decode("utf-8", "replace")
 
 
-def cut(text: str, stop: list[str]) -> tuple[str, bool]:
-    """Return the text before the stop string that ends first, the longest of those, and whether one does."""
+def cut(text: str, stop: list[str]) -> tuple[str, str | None]:
+    """Return the text before the stop string that ends first, the longest of those, and that string."""
     for end in range(1, len(text) + 1):
-        ending = [len(string) for string in stop if text[:end].endswith(string)]
+        ending = [string for string in stop if text[:end].endswith(string)]
         if ending:
-            return text[: end - max(ending)], True
-    return text, False
+            first = max(ending, key=len)
+            return text[: end - len(first)], first
+    return text, None
 
 
 @STEADY
@@ -62,7 +63,7 @@ def test_pieces_join_to_the_whole_cut_at_the_first_stop(
     case: tuple[Tokenizer, list[int]], stop: list[str]
 ) -> None:
     tokenizer, ids = case
-    expected, stops = cut(whole(tokenizer, ids), stop)
+    expected, stop_string = cut(whole(tokenizer, ids), stop)
     stream = text_stream(tokenizer, stop)
     text = ""
     for token in ids:
@@ -70,7 +71,7 @@ def test_pieces_join_to_the_whole_cut_at_the_first_stop(
         assert expected.startswith(text)
     text += stream.finish()
     assert text == expected
-    assert stream.stopped == stops
+    assert stream.stopped_by == stop_string
 
 
 @STEADY
@@ -82,7 +83,7 @@ def test_text_is_held_back_only_while_in_doubt(case: tuple[Tokenizer, list[int]]
     held = ""
     for token in ids:
         piece = stream.push(token)
-        if stream.stopped:
+        if stream.stopped_by is not None:
             return
         held = (held + decoder.decode(tokenizer.token_bytes(token))).removeprefix(piece)
         assert not held or any(string.startswith(held) for string in stop)
@@ -103,7 +104,7 @@ def test_nothing_follows_a_stop() -> None:
     ids = BYTES.encode("one. two", add_special=False, parse_special=False)
     stream = text_stream(BYTES, [". t"])
     assert [stream.push(token) for token in ids] == ["o", "n", "e", "", "", "", "", ""]
-    assert stream.stopped
+    assert stream.stopped_by == ". t"
     assert stream.finish() == ""
 
 
@@ -116,7 +117,7 @@ def test_what_was_held_comes_out_once_it_is_harmless() -> None:
         "",
         "",
     ]
-    assert (stream.finish(), stream.stopped) == ("aa", False)
+    assert (stream.finish(), stream.stopped_by) == ("aa", None)
 
 
 def test_half_a_character_is_replaced_at_the_end() -> None:
@@ -141,7 +142,7 @@ def test_some_control_tokens_show_as_they_are_spelled() -> None:
     assert [stream.push(token) for token in (a, end, a)] == ["a", spelling, "a"]
     stream = text_stream(BYTES, [spelling[1:3]], frozenset({end}))
     assert [stream.push(token) for token in (a, end, a)] == ["a", spelling[:1], ""]
-    assert stream.stopped
+    assert stream.stopped_by == spelling[1:3]
 
 
 def test_empty_stop_strings_are_refused() -> None:
@@ -160,7 +161,7 @@ def test_a_token_shows_once_its_text_begins_to(case: tuple[Tokenizer, list[int]]
         text += stream.push(token)
         begun = [len(_decoded(tokenizer, ids[:i])) for i in range(pushed)]
         assert stream.shown == sum(start < len(text) for start in begun)
-        if stream.stopped:
+        if stream.stopped_by is not None:
             return
     stream.finish()
     assert stream.shown == len(ids)

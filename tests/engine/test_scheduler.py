@@ -195,6 +195,12 @@ def test_pages_of_a_stream_that_left_in_flight_are_freed_after_the_step(steps: i
 
 def finish(tokens: list[int], **options: object) -> tuple[str, FinishReason, Usage]:
     """Commit the given tokens one by one; return the text, the reason and the usage at the end."""
+    text, end = finished(tokens, **options)
+    return text, end.reason, end.usage
+
+
+def finished(tokens: list[int], **options: object) -> tuple[str, FinishedEvent]:
+    """Commit the given tokens one by one; return the text and the end."""
     slot = null_slot(NULL)
     enqueue(slot, request("a", b"?", **options))  # type: ignore[arg-type]
     text = ""
@@ -209,7 +215,7 @@ def finish(tokens: list[int], **options: object) -> tuple[str, FinishReason, Usa
             else:
                 assert isinstance(event, FinishedEvent)
                 assert at_rest(slot)
-                return text, event.reason, event.usage
+                return text, event
     raise AssertionError("the stream did not end")
 
 
@@ -239,6 +245,12 @@ def test_max_tokens_cuts_and_half_a_character_is_not_lost() -> None:
 def test_a_stop_string_ends_the_text_before_it() -> None:
     tokens = [*b"one, two. Never"]
     assert finish(tokens, max_tokens=99, stop=("o.",)) == ("one, tw", FinishReason.STOP, Usage(1, 9))
+
+
+def test_the_end_says_which_stop_string_it_was() -> None:
+    assert finished([*b"one, two"], max_tokens=99, stop=("x", "o"))[1].stop == "o"
+    assert finished([*b"one", END], max_tokens=99, stop=("one,",), ignore_eos=False)[1].stop is None
+    assert finished([*b"one"], max_tokens=3, stop=("one,",))[1].stop is None
 
 
 def test_what_began_like_a_stop_string_is_text_at_an_end_token() -> None:

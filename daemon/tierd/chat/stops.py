@@ -37,14 +37,14 @@ class _Stream:
         self._stops = [_Search(text) for text in stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
-        self._stopped = False
+        self._stopped_by: str | None = None
         self._returned = 0
         self._starts: deque[int] = deque()
         self._shown = 0
 
     @property
-    def stopped(self) -> bool:
-        return self._stopped
+    def stopped_by(self) -> str | None:
+        return self._stopped_by
 
     @property
     def shown(self) -> int:
@@ -69,15 +69,16 @@ class _Stream:
 
     def _release(self, text: str) -> str:
         """Take in new text and return what can no longer become part of a stop string."""
-        if self._stopped:
+        if self._stopped_by is not None:
             return ""
         matches = [
-            (len(self._held) + end, -len(stop.text)) for stop in self._stops if (end := stop.feed(text))
+            (len(self._held) + end, -len(stop.text), stop.text)
+            for stop in self._stops
+            if (end := stop.feed(text))
         ]
         text = self._held + text
         if matches:
-            end, length = min(matches)
-            self._stopped = True
+            end, length, self._stopped_by = min(matches)
             self._held = ""
             return text[: end + length]
         sure = len(text) - max((stop.matched for stop in self._stops), default=0)

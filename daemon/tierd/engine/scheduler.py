@@ -178,7 +178,7 @@ def commit(
             events.append((sequence, TextEvent(text, told, sequence.generated)))
         if reason is not None:
             leave(slot, sequence)
-            events.append((sequence, FinishedEvent(reason, usage(sequence))))
+            events.append((sequence, FinishedEvent(reason, usage(sequence), stop=sequence.text.stopped_by)))
         elif sequence.following is not None:
             sequence.following.advance(token)
     return events
@@ -285,7 +285,7 @@ def _advance(slot: Slot, sequence: Sequence, token: int) -> tuple[str, FinishRea
     if token in slot.tokenizer.end_ids and (not request.ignore_eos or sequence.following is not None):
         return sequence.text.finish(), FinishReason.STOP
     text = sequence.text.push(token)
-    if sequence.text.stopped:
+    if sequence.text.stopped_by is not None:
         return text, FinishReason.STOP
     if sequence.generated == request.max_tokens:
         return text + sequence.text.finish(), FinishReason.LENGTH

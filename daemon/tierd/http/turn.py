@@ -82,10 +82,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last news of a choice. usage: its counts; the prompt's are the same for all of them."""
+    """The last news of a choice.
+
+    usage: its counts; the prompt's are the same for all of them. stop: the stop string that ended it, if any.
+    """
 
     reason: EndReason
     usage: core.Usage
+    stop: str | None = None
 
 
 News = list[tuple[int, Piece | Ended]]
@@ -236,9 +240,10 @@ class Reply:
         if isinstance(event, TextEvent):
             return [] if self._parser.ended else self._noted(self._push(event))
         self._told = True
-        pieces = [] if self._parser.ended else self._noted(self._scoring.rest(self._parser.finish()))
+        over = self._parser.ended
+        pieces = [] if over else self._noted(self._scoring.rest(self._parser.finish()))
         usage = replace(event.usage, reasoning_tokens=self._reasoning)
-        return [*pieces, Ended(self._reason(event), usage)]
+        return [*pieces, Ended(self._reason(event), usage, None if over else event.stop)]
 
     def _push(self, event: TextEvent) -> list[Piece]:
         before = self._parser.thinking
