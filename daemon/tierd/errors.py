@@ -9,9 +9,11 @@
     ├── RequiredTierError        a model does not reach the tier that it must run on (exit code 3)
     ├── RequestError             a client's request cannot be served as asked
     │   ├── InvalidRequestError  a field is wrong; names it
-    │   │   └── ContextLengthExceededError
+    │   │   ├── ContextLengthExceededError
+    │   │   └── PreviousResponseNotFoundError
     │   ├── ModelNotFoundError
     │   ├── OperationNotFoundError
+    │   ├── ResponseNotFoundError
     │   ├── ConflictError        it cannot be done as things stand: a name is taken, others are in the way
     │   ├── UnauthorizedError    a key or token is missing or wrong
     │   ├── BusyError            too many requests wait: try again in a while that it names
@@ -97,6 +99,12 @@ class ContextLengthExceededError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class PreviousResponseNotFoundError(InvalidRequestError):
+    """The response that a conversation is to go on from is not there."""
+
+    code = "previous_response_not_found"
+
+
 class ModelNotFoundError(RequestError):
     """No model of that name is served; the message lists the names that are."""
 
@@ -107,6 +115,12 @@ class OperationNotFoundError(RequestError):
     """No operation of that id runs, or has ended lately."""
 
     code = "operation_not_found"
+
+
+class ResponseNotFoundError(RequestError):
+    """No response of that id runs or is kept."""
+
+    code = "response_not_found"
 
 
 class ConflictError(RequestError):

@@ -165,6 +165,17 @@ class LimitsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesSettings:
+    """`[responses]`: responses of /v1/responses that are kept after they have ended.
+
+    capacity: most of them. memory_mb: most MiB that they take together.
+    """
+
+    capacity: int = field(default=1000, metadata=_checked(_within(0)))
+    memory_mb: int = field(default=64, metadata=_checked(_within(0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVSettings:
     """`[kv]`: K/V of all models on the host.
 
@@ -293,6 +304,7 @@ class Settings:
     engine: EngineSettings = EngineSettings()
     queue: QueueSettings = QueueSettings()
     limits: LimitsSettings = LimitsSettings()
+    responses: ResponsesSettings = ResponsesSettings()
     kv: KVSettings = KVSettings()
     state: StateSettings = StateSettings()
     gpu: GPUSettings = GPUSettings()
@@ -436,6 +448,7 @@ _Section = TypeVar(
     EngineSettings,
     QueueSettings,
     LimitsSettings,
+    ResponsesSettings,
     KVSettings,
     StateSettings,
     GPUSettings,

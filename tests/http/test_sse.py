@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 
 import pytest
 
 from engine.null_slot import ByteTokenizer
+from http_streams import read_until, unchunk
 from live import Gated, Live
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import FinishedEvent, FinishReason, Usage
@@ -19,28 +19,6 @@ HEADING = Heading(id="chatcmpl-1", created=7, model="m", system_fingerprint="fp_
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "temperature": 0, "ignore_eos": True}
 
 COMPLETION = {"prompt": [1, 2], "stream": True, "ignore_eos": True}
-
-
-def read_until(connection: socket.socket, end: bytes, data: bytes = b"") -> bytes:
-    while end not in data:
-        piece = connection.recv(65536)
-        assert piece, f"the connection was closed after {data!r}"
-        data += piece
-    return data
-
-
-def unchunk(data: bytes) -> bytes:
-    """Undo the chunked transfer coding of a whole body."""
-    body = b""
-    while True:
-        size, _, data = data.partition(b"\r\n")
-        length = int(size, 16)
-        if length == 0:
-            assert data == b"\r\n"
-            return body
-        body += data[:length]
-        assert data[length : length + 2] == b"\r\n"
-        data = data[length + 2 :]
 
 
 def test_a_stream_byte_by_byte(live: Live) -> None:

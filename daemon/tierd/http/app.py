@@ -18,23 +18,32 @@ from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.health import HealthRoutes
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.openai import OpenAIRoutes
+from tierd.http.responses import ResponsesRoutes
+from tierd.http.responses_shelf import ResponsesShelf
+from tierd.http.responses_store import ResponsesStore
 from tierd.http.roster import Roster
 from tierd.http.text import TextRoutes
 from tierd.http.turn import Turns
 from tierd.metrics import NO_MODEL, Metrics
+from tierd.settings import ResponsesSettings
 
 
-def create_app(engine: Engine, mailboxes: Mailboxes, metrics: Metrics, roster: Roster) -> Starlette:
+def create_app(
+    engine: Engine, mailboxes: Mailboxes, metrics: Metrics, roster: Roster, responses: ResponsesSettings
+) -> Starlette:
     """Return the application. mailboxes: those that the engine delivers to.
 
     The engine must be stopped before the loop that serves the application closes.
     """
     encoder = Encoder()
+    turns = Turns(engine, mailboxes, encoder, roster)
+    shelf = ResponsesShelf(ResponsesStore(responses.capacity, responses.memory_mb << 20))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         mailboxes.bind(asyncio.get_running_loop())
         yield
+        await shelf.close()
         mailboxes.bind(None)
         encoder.close()
 
@@ -44,7 +53,8 @@ def create_app(engine: Engine, mailboxes: Mailboxes, metrics: Metrics, roster: R
     app = Starlette(
         routes=[
             *OpenAIRoutes(engine, mailboxes, encoder, roster).routes(),
-            *ChatRoutes(Turns(engine, mailboxes, encoder, roster), encoder).routes(),
+            *ChatRoutes(turns, encoder).routes(),
+            *ResponsesRoutes(turns, shelf).routes(),
             *EmbeddingRoutes(engine, mailboxes, encoder, roster).routes(),
             *TextRoutes(engine, encoder, roster).routes(),
             *HealthRoutes(engine, metrics).routes(),

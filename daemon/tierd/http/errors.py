@@ -38,6 +38,7 @@ from tierd.errors import (
     OperationNotFoundError,
     RequestError,
     RequiredTierError,
+    ResponseNotFoundError,
     SettingsError,
     SlowReaderError,
     TierdError,
@@ -167,6 +168,7 @@ RULES: Mapping[type[TierdError], Rule] = {
     RequestError: Rule(400, _INVALID),
     ModelNotFoundError: Rule(404, _INVALID),
     OperationNotFoundError: Rule(404, _INVALID),
+    ResponseNotFoundError: Rule(404, _INVALID),
     ConflictError: Rule(409, _INVALID),
     UnauthorizedError: Rule(401, _INVALID),
     SlowReaderError: Rule(408, _INVALID),
@@ -263,7 +265,8 @@ class ErrorBoundary:
     ) -> None:
         """`refused` is called with the outcome of every POST that is refused here; see metrics.
 
-        dialects: by what the paths begin with where they hold; elsewhere it is OpenAI's.
+        dialects: by what the paths begin with where they hold; elsewhere it is OpenAI's. Whoever serves a
+        request may put another into `scope["state"]["dialect"]`.
         """
         self.app = app
         self._refused = refused
@@ -307,7 +310,8 @@ class ErrorBoundary:
             if begun is None:
                 await answer.response(dialect)(scope, receive, named_send)
             elif _is_event_stream(begun):
-                await send({"type": "http.response.body", "body": answer.frames(dialect)})
+                frames = answer.frames(scope["state"]["dialect"])
+                await send({"type": "http.response.body", "body": frames})
             else:
                 raise
 

@@ -1,0 +1,68 @@
+"""All responses that may be asked for: those on their way, and behind them the store of those that ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from tierd.errors import RequestError, TierdError
+from tierd.http.responses_run import Run
+from tierd.http.responses_store import Kept, ResponsesStore
+
+logger = logging.getLogger("tierd.http")
+
+
+class ResponsesShelf:
+    """Runs by owner and id until they have ended, then what the store keeps of them."""
+
+    def __init__(self, store: ResponsesStore) -> None:
+        self._store = store
+        self._runs: dict[tuple[str, str], Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, run: Run) -> None:
+        """Take in a run that has not begun."""
+        self._runs[run.owner, run.id] = run
+        run.when_over = self._over
+
+    def begin(self, run: Run) -> None:
+        """Let a run make its response in the background."""
+        task = asyncio.create_task(self._finish(run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def find(self, owner: str, id: str) -> Run | Kept | None:
+        """Return a response, None where there is none."""
+        return self._runs.get((owner, id)) or self._store.find(owner, id)
+
+    def remove(self, owner: str, id: str) -> bool:
+        """Forget a response, which ends if it has not; return whether there was one."""
+        run = self._runs.pop((owner, id), None)
+        if run is None:
+            return self._store.remove(owner, id)
+        run.cancel()
+        return True
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _over(self, run: Run) -> None:
+        forgotten = self._runs.pop((run.owner, run.id), None) is None
+        if not (forgotten or run.lost):
+            self._store.put(run.owner, Kept(run.id, msgspec.json.encode(run.response()), run.input))
+
+    async def _finish(self, run: Run) -> None:
+        try:
+            await run.finish()
+        except RequestError:
+            pass  # the response says it
+        except Exception as error:
+            logger.error(
+                "in the background (%s): %s", run.id, error, exc_info=not isinstance(error, TierdError)
+            )

@@ -1,0 +1,177 @@
+"""From the body of a request for a response to a Turn. Pure; every error names the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tierd.chat.grammar import Source
+from tierd.chat.tools import Tool
+from tierd.engine import CatalogueEntry
+from tierd.errors import InvalidRequestError
+from tierd.http.formats import source
+from tierd.http.responses_input import messages
+from tierd.http.responses_requests import ChoiceGiven, FunctionOffered, ResponsesBody, TextFormat
+from tierd.http.responses_shapes import Item, ReasoningEffect, ResponseObject, TextEffect
+from tierd.http.turn import Turn
+from tierd.http.turn_body import EFFORTS, MAX_TOOLS, check_depth, tool_of
+from tierd.http.unsupported import refuse_unsupported
+
+LOGPROBS = "message.output_text.logprobs"
+_FORMATS = ("text", "json_object", "json_schema")
+_WORDS = ("auto", "none", "required")
+
+
+def check(body: ResponsesBody) -> None:
+    """Raise InvalidRequestError for what tierd does not have, or what does not go together."""
+    refuse_unsupported(body)
+    if body.text is not None:
+        refuse_unsupported(body.text, "text.")
+    if body.max_tokens is not None:
+        raise InvalidRequestError("max_tokens: not supported; send max_output_tokens", param="max_tokens")
+    if body.n not in (None, 1):
+        raise InvalidRequestError(f"n: {body.n}; a response has one answer", param="n")
+    if body.background and body.stream:
+        raise InvalidRequestError(
+            "stream: not of a response in the background; ask for it with GET", param="stream"
+        )
+    if body.background and body.store is False:
+        raise InvalidRequestError(
+            "background: only where the response is stored; leave store out", param="background"
+        )
+
+
+def read_turn(body: ResponsesBody, before: Sequence[Item], given: Sequence[Item]) -> Turn:
+    """Return what a body asks for.
+
+    before: what the response that it goes on from had and gave. given: its own input.
+    Raises InvalidRequestError.
+    """
+    offered = tools(body.tools or ())
+    callable, choice = _choice(body.tool_choice, offered)
+    return Turn(
+        generation=body,
+        messages=messages(body.instructions, before, given),
+        messages_field="input",
+        max_tokens=body.max_output_tokens,
+        tokens_field="max_output_tokens",
+        tools=callable,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        format=_format(body),
+        effort=_effort(body),
+        top_logprobs=(body.top_logprobs or 0) if LOGPROBS in (body.include or ()) else None,
+    )
+
+
+def head(body: ResponsesBody, id: str, created: int, entry: CatalogueEntry) -> ResponseObject:
+    """Return the response before it has begun: it repeats what was asked for, or else what holds then."""
+    return ResponseObject(
+        id=id,
+        created_at=created,
+        status="queued" if body.background else "in_progress",
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        model=entry.id,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningEffect(None if body.reasoning is None else body.reasoning.effort),
+        safety_identifier=body.safety_identifier,
+        store=body.store is not False,
+        temperature=entry.sampling.temperature if body.temperature is None else body.temperature,
+        text=TextEffect((body.text and body.text.format) or TextFormat("text")),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=entry.sampling.top_p if body.top_p is None else body.top_p,
+        user=body.user,
+        metadata=body.metadata or {},
+    )
+
+
+def tools(given: Sequence[FunctionOffered]) -> tuple[Tool, ...]:
+    """Return the tools of a request. Raises InvalidRequestError."""
+    if len(given) > MAX_TOOLS:
+        raise InvalidRequestError(f"tools: {len(given)}; at most {MAX_TOOLS}", param="tools")
+    found: dict[str, Tool] = {}
+    for i, one in enumerate(given):
+        where = f"tools[{i}]"
+        if one.type != "function":
+            raise InvalidRequestError(
+                f"{where}.type: {one.type!r} is not supported; send functions", param=f"{where}.type"
+            )
+        if one.name is None:
+            raise InvalidRequestError(f"{where}.name is missing", param=f"{where}.name")
+        if one.name in found:
+            raise InvalidRequestError(f"{where}.name: {one.name!r} is there already", param=f"{where}.name")
+        found[one.name] = tool_of(one.name, one.description, one.parameters, where)
+    return tuple(found.values())
+
+
+def _choice(choice: str | ChoiceGiven | None, offered: Sequence[Tool]) -> tuple[tuple[Tool, ...], str]:
+    """Return the tools that may be called, and the choice as Turn has it."""
+    field = "tool_choice"
+    every = tuple(offered)
+    if isinstance(choice, ChoiceGiven):
+        if choice.type == "function":
+            return every, _known(choice.name, offered, f"{field}.name")
+        if choice.type != "allowed_tools":
+            raise InvalidRequestError(
+                f"{field}.type: {choice.type!r} is not supported; name a function", param=f"{field}.type"
+            )
+        allowed = {
+            _known(one.name if one.type == "function" else None, offered, f"{field}.tools[{i}].name")
+            for i, one in enumerate(choice.tools or ())
+        }
+        every, choice = tuple(tool for tool in every if tool.name in allowed), choice.mode
+    if choice not in (None, *_WORDS):
+        raise InvalidRequestError(
+            f"{field}: no such choice, {choice!r}; use {', '.join(_WORDS)}, or name a function", param=field
+        )
+    if choice == "required" and not every:
+        raise InvalidRequestError(f"{field}: required, but there are no tools", param=field)
+    return every, choice or "auto"
+
+
+def _known(name: str | None, offered: Sequence[Tool], where: str) -> str:
+    if name is None or not any(tool.name == name for tool in offered):
+        raise InvalidRequestError(f"{where}: there is no function {name or ''!r}", param=where)
+    return name
+
+
+def _format(body: ResponsesBody) -> Source | None:
+    """Return what the answer must obey: `text.format`, or one of the fields that all routes take."""
+    field, elsewhere = "text.format", source(body)
+    wanted = None if body.text is None else body.text.format
+    if wanted is None or wanted.type == "text":
+        return elsewhere
+    if wanted.type not in _FORMATS:
+        raise InvalidRequestError(
+            f"{field}.type: no such format, {wanted.type!r}; use {', '.join(_FORMATS)}", param=f"{field}.type"
+        )
+    if elsewhere is not None:
+        raise InvalidRequestError(
+            f"{elsewhere.field}: not together with {field}; an answer obeys one of them",
+            param=elsewhere.field,
+        )
+    if wanted.type == "json_object":
+        return Source("json_object", "", field)
+    field += ".schema"
+    if wanted.schema is None:
+        raise InvalidRequestError(f"{field} is missing", param=field)
+    check_depth(wanted.schema, field)
+    return Source("json_schema", msgspec.json.encode(wanted.schema).decode(), field)
+
+
+def _effort(body: ResponsesBody) -> str | None:
+    effort = None if body.reasoning is None else body.reasoning.effort
+    if effort not in (None, *EFFORTS):
+        raise InvalidRequestError(
+            f"reasoning.effort: no such effort, {effort!r}; use {', '.join(EFFORTS)}",
+            param="reasoning.effort",
+        )
+    return effort
