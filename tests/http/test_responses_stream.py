@@ -184,9 +184,8 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, S
 
 def test_thoughts_texts_and_calls_are_streamed_in_turn(scripted: tuple[Live, ScriptedBackend]) -> None:
     live, backend = scripted
-    backend.says = (
-        '<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{"name": "look", "arguments": {"near": true}}\n</tool_call>'
-    )
+    called = '{"name": "look", "arguments": {"near": true}}'
+    backend.says = f"<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{called}\n</tool_call>"
     body = {"input": "hi", "temperature": 0, "tools": [{"type": "function", "name": "look"}]}
     with live.send("/v1/responses", body | {"stream": True}) as connection:
         events = events_of(read_until(connection, END))
@@ -230,7 +229,9 @@ def test_a_call_is_answered_and_thoughts_are_given_back(scripted: tuple[Live, Sc
     (call,) = first["output"]
     backend.says = "Dark."
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "dark"}
-    second = live.post("/v1/responses", {"input": [output], "previous_response_id": first["id"]} | tools).json()
+    second = live.post(
+        "/v1/responses", {"input": [output], "previous_response_id": first["id"]} | tools
+    ).json()
     assert second["output"][-1]["content"][0]["text"] == "Dark."
     chat = live.post(
         "/v1/chat/completions",
