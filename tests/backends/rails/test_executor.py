@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tierd.backends.host import HostBackend
 from tierd.backends.rails.backend import Demand, RailsBackend, demand_of
 from tierd.backends.rails.cuts import cut, of_layers
 from tierd.backends.rails.products import product_bytes
+from tierd.core import Batch
 from tierd.errors import DeviceLostError, ExecutorError
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
@@ -78,6 +80,24 @@ def test_k_and_v_of_a_cut_step_are_there_for_the_next(opened: Opener) -> None:
     executor.run(batch(TOKENS[:-1], wanted=1))
     last = executor.run(batch(TOKENS[-1:], len(TOKENS) - 1))[0]
     assert np.abs(last - alone).max() <= 2e-5 * np.abs(alone).max()
+
+
+def test_hidden_states_come_of_cut_steps_too(opened: Opener) -> None:
+    """And of those that the host computes once more, as the device has failed."""
+    executor = opened("F32")
+    products = NumpyProducts(executor)
+
+    def hidden() -> np.ndarray:
+        executor.submit(Batch((replace(*batch().chunks, logit_rows=(3,), hidden_rows=(0, 5)),)))
+        return executor.collect().hidden.copy()
+
+    whole = hidden()
+    executor.lay(products, executor.groups)  # type: ignore[arg-type]
+    cut = hidden()
+    assert whole.shape == cut.shape
+    assert np.abs(cut - whole).max() <= 2e-5 * np.abs(whole).max()
+    products.error = DeviceLostError("it is lost")
+    np.testing.assert_array_equal(hidden(), whole)
 
 
 def test_few_rows_stay_on_the_host(opened: Opener) -> None:
