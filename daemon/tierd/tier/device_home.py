@@ -430,7 +430,8 @@ class DeviceHome:
         sequence.fed, sequence.mixed = positions, False
         if not (sequence.generated or own):
             sequence.cached = positions
-            sequence.refed = self._lost(self._tokens[sequence], positions)
+            shares = sequence.request.shares  # else all of it would have to be fed in any case
+            sequence.refed = self._lost(self._tokens[sequence], positions) if shares else 0
 
     def _is_banked(self, tokens: Packed) -> bool:
         """Whether the bank has the rows of all these tokens, which then counts as their last use."""

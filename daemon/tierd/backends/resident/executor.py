@@ -423,10 +423,12 @@ class ResidentExecutor:
         return rows
 
     def _size(self, rows: int, scored: int, hidden: int = 0) -> Size:
-        """Return the size of a step of so many rows, of which so many have logits or hidden states wanted."""
+        """Return the size of a step of so many rows, of which so many have logits or hidden states wanted.
+
+        Those that want any hidden states, which are few, are recorded for as many as there may be.
+        """
         logits = smallest(scored, self._shape.selected)
-        selected = smallest(scored + hidden, self.max_rows) if hidden else logits
-        return Size(smallest(rows, self.max_rows), selected, logits)
+        return Size(smallest(rows, self.max_rows), self.max_rows if hidden else logits, logits)
 
     def _sizes(self) -> list[Size]:
         """Those of all steps that want logits or nothing, and the largest that wants hidden states."""
