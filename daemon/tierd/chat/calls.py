@@ -51,7 +51,9 @@ def read_object(text: str) -> Head | Literal["unsure"] | None:
         if key is None or key.end() == len(text):
             return UNSURE if key or _KEY_BEGUN.match(text, place) else None
         place = key.end()
-        if key[1] in _ARGUMENTS and text[place] == "{":
+        if key[1] in _ARGUMENTS:
+            if text[place] != "{":
+                return None
             if name is not None:
                 return Head(name, place, 1)
             first = place

@@ -49,6 +49,7 @@ class TaggedParser(Scanner):
         self._within = Marks((*self._begins, *(() if thinking else around)))
         self._behind = stage == "behind"  # white space that comes next is nobody's
         self._head = 0  # where a call's head begins
+        self._enough = 0  # characters with which it is looked at
         self._count = 0
         self._value = ValueEnd()
         self._object: ValueEnd | None = None
@@ -156,9 +157,14 @@ class TaggedParser(Scanner):
     def _called(self, pieces: list[Piece]) -> bool:
         """Where a call may begin; what stands before `_head` is text if it does not."""
         assert self._syntax is not None
+        if len(self._text) < self._enough and not self._over:
+            return False
         head = self._syntax.read(self._text[self._head :])
         if head == UNSURE and not self._over:
+            # A long head is read anew once it has grown by a part, so that all readings together stay few.
+            self._enough = len(self._text) + len(self._text) // 256 * 32
             return False
+        self._enough = 0
         if head is None or head == UNSURE or head.name not in self._tools:
             self._say(pieces, self._head)
             self._state = self._content
