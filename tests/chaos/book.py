@@ -11,6 +11,7 @@ import pytest
 
 from engine.device_live import NEAR, forced
 from tierd.backends.protocol import Executor
+from tierd.backends.rails.executor import RailsExecutor
 from tierd.core import Request, SamplingParams, Sequence
 from tierd.engine.fallbacks import Fallbacks
 from tierd.slot import Slot, Step
@@ -89,13 +90,16 @@ class Book:
     def check(self, trace: Trace) -> None:
         """Check what a stream has said, be it whole or cut off.
 
-        Until it crosses over it says what it says alone. After that each token is the best, or nearly, or one
-        of those that may be drawn, or nearly.
+        Until it crosses over it says what it says alone. After that, and on rails, each token is the best, or
+        nearly, or one of those that may be drawn, or nearly.
         """
-        request, tokens = trace.sequence.request, trace.tokens
-        stayed = trace.parts[1][1] if trace.crossed else len(tokens)
-        alone = self.alone[trace.parts[0][0], said_by(request)]
-        assert tokens[:stayed] == alone[:stayed], (request.id, trace.parts)
+        request, tokens, first = trace.sequence.request, trace.tokens, trace.parts[0][0]
+        if first == RailsExecutor.name:
+            stayed = 0
+        else:
+            stayed = trace.parts[1][1] if trace.crossed else len(tokens)
+            alone = self.alone[first, said_by(request)]
+            assert tokens[:stayed] == alone[:stayed], (request.id, trace.parts)
         if stayed < len(tokens):
             assert self.references is not None
             logits = forced(self.references(request.model), [*request.prompt, *tokens])

@@ -17,6 +17,7 @@ import httpx
 
 from chaos.house import House
 from faulty import SUBMIT_FAULTS, WAIT_FAULTS
+from kompute import Faults
 
 CLIENTS = 6
 MOST = 40
@@ -109,11 +110,12 @@ def _text(choice: dict[str, Any]) -> str:
 
 @dataclass
 class Storm:
-    """A crowd around a server for some seconds. did: how often each thing was done."""
+    """A crowd around a server for some seconds. did: how often each thing was done. kompute: its faults."""
 
     house: House
     asks: tuple[Ask, ...]
     seed: int
+    kompute: Faults | None = None
     heard: list[Heard] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
     did: Counter[str] = field(default_factory=Counter)
@@ -214,8 +216,14 @@ class Storm:
                 assert answer.status_code in (200, 404, 409, 503), answer.text
 
     def _saboteur(self, random: Random) -> None:
-        """Lets Vulkan functions fail."""
+        """Lets Vulkan functions fail, and Kompute."""
         while self._pause(random, 2.0):
+            if self.kompute is not None and random.random() < 0.5:
+                self.did["fault of kompute"] += 1
+                self.kompute.set(random.choice(("raise", "nothing", "die", "closed")))
+                self._pause(random, 1.0)
+                self.kompute.end()
+                continue
             function, results = random.choice(
                 (("vkQueueSubmit", SUBMIT_FAULTS), ("vkWaitSemaphores", WAIT_FAULTS))
             )

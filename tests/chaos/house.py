@@ -40,6 +40,8 @@ from tierd.tier.host_site import HostSite
 BANK = 8 << 20
 # How long a model is barred from the device that could not be put there.
 BAR_S = 0.02
+# The thread that a process of Kompute's has.
+_KEEPER = "tierd-kompute"
 
 
 @dataclass
@@ -90,7 +92,7 @@ class House:
         return (
             states.keys() == {model.id for model in self.models}
             and all(state.seat in ("on", "away") for state in states.values())
-            and all(state.outcome == "gpu:resident" for state in states.values())
+            and all(state.outcome != "cpu" for state in states.values())
             and self.has_device
         )
 
@@ -117,9 +119,11 @@ class House:
     @property
     def workers(self) -> list[str]:
         """Threads of Python that are there for one piece of work, not for as long as the server is."""
-        lasting = ("MainThread", "tierd-engine", "tierd-cpu", "tierd-gpu", "tierd-encode", "Thread-")
-        names = (thread.name for thread in threading.enumerate())
-        return [name for name in names if not name.startswith(lasting)]
+        lasting = (
+            "MainThread", "Thread-", "tierd-engine", "tierd-cpu", "tierd-gpu", "tierd-rails", "tierd-encode",
+            _KEEPER,
+        )  # fmt: skip
+        return [thread.name for thread in threading.enumerate() if not thread.name.startswith(lasting)]
 
     @property
     def holdings(self) -> Mapping[str, int]:
@@ -131,6 +135,7 @@ class House:
             "device": sum(device._memory._held(Role.DEVICE) for device in self.stage.devices[-1:]),
             "bank": bank.used,
             "entries": bank.count,
+            "keepers": sum(thread.name == _KEEPER for thread in threading.enumerate()),
             "threads": len(os.listdir(process / "task")) - threading.active_count(),
             "descriptors": len(os.listdir(process / "fd")),
             "children": len(children()),
@@ -152,7 +157,7 @@ def housed(
     settings = Settings(
         engine=EngineSettings(threads=1, chunk_rows=16),
         kv=KVSettings(memory_mb=16),
-        gpu=GPUSettings(allow_software=True, mode=mode),
+        gpu=GPUSettings(allow_software=True, mode=mode, rails_rows=4),
         switch=switch or SwitchSettings(),
         queue=QueueSettings(capacity=1000, timeout_s=0.0),
         models=tuple(models),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,6 +15,7 @@ import pytest
 from chaos.book import Book, Trace
 from chaos.crowd import Ask, Storm, hear
 from chaos.house import BAR_S, House, housed
+from kompute import Faults, needs_kompute
 from live import wait_until
 from tierd.settings import ModelSettings, SwitchSettings
 from tiny import write_llama
@@ -76,6 +77,15 @@ def go_on(ask: Ask, trace: Trace) -> Ask:
     """Return a request that goes on with what was said to another."""
     prompt = (*trace.sequence.request.prompt, *trace.tokens, 5, 7, 11)
     return replace(ask, body=tuple({**dict(ask.body), "prompt": prompt}.items()))
+
+
+def write_large(folder: Path) -> ModelSettings:
+    """Write a model of which the device holds some layers, and not the whole, whoever is there."""
+    path = write_llama(
+        folder / "large.gguf",
+        format="Q8_0", seed=len(CODECS), n_embd=256, head_size=64, heads=4, kv_heads=2, ff=512, layers=4,
+    )  # fmt: skip
+    return ModelSettings(id="large", path=path, streams=4, context=256, ctx_strict=True)
 
 
 def study(models: list[ModelSettings]) -> tuple[Book, tuple[Ask, ...], int]:
@@ -153,6 +163,47 @@ def empty(house: House) -> Mapping[str, int]:
     return house.holdings
 
 
+def rage(
+    models: list[ModelSettings],
+    *,
+    large: Sequence[ModelSettings] = (),
+    kompute: Faults | None = None,
+    switch: SwitchSettings,
+    rounds: int,
+    seconds: float,
+) -> Counter[str]:
+    """Let storms rage around a server, one after another; return counts of them.
+
+    large: models besides those of which the device holds two, that it does not hold. kompute: its faults.
+    """
+    book, asks, room = study(models)
+    asks += tuple(ask for model in large for ask in first_asks(model.id))
+    models = [*models, *large]
+    counts: Counter[str] = Counter()
+    with housed(models, room=room, switch=switch) as house:
+        book.references = house.reference
+        for model in models:
+            house.reference(model.id)
+        calm(house, book, [ask for ask in asks if ask.path != "/v1/completions"])
+        assert {house.live.engine.snapshot.models[model.id].outcome for model in large} <= {"gpu:rails"}
+        before = empty(house)
+        for seed in range(rounds):
+            for model in models:
+                house.do("/models/load?wait=true", id=model.id)
+            house.traces.of.clear()
+            storm = Storm(house, asks, seed, kompute)
+            began = time.monotonic()
+            storm.rage(seconds)
+            counts["seconds of storm"] += round(time.monotonic() - began)
+            counts.update(check(house, book, storm))
+            counts["switches"] = house.live.engine.snapshot.switches
+            counts["declined"] += calm(house, book, asks)
+            counts["devices lost"] = house.stage.tier.status().faults
+            after = empty(house)
+            assert {what: count for what, count in after.items() if count > before[what]} == {}
+    return counts
+
+
 @pytest.mark.parametrize(
     ("switch", "rounds", "seconds"),
     [
@@ -164,28 +215,15 @@ def empty(house: House) -> Mapping[str, int]:
 def test_all_at_once(
     switch: SwitchSettings, rounds: int, seconds: float, tmp_path: Path, record_property: Note
 ) -> None:
-    models = write_models(tmp_path)
-    book, asks, room = study(models)
-    counts: Counter[str] = Counter()
-    with housed(models, room=room, switch=switch) as house:
-        book.references = house.reference
-        for model in models:
-            house.reference(model.id)
-        calm(house, book, [ask for ask in asks if ask.path != "/v1/completions"])
-        before = empty(house)
-        for seed in range(rounds):
-            for model in models:
-                house.do("/models/load?wait=true", id=model.id)
-            house.traces.of.clear()
-            storm = Storm(house, asks, seed)
-            began = time.monotonic()
-            storm.rage(seconds)
-            counts["seconds of storm"] += round(time.monotonic() - began)
-            counts.update(check(house, book, storm))
-            counts["switches"] = house.live.engine.snapshot.switches
-            counts["declined"] += calm(house, book, asks)
-            counts["devices lost"] = house.stage.tier.status().faults
-            after = empty(house)
-            assert {what: count for what, count in after.items() if count > before[what]} == {}
-        for what, count in counts.items():
-            record_property(what, count)
+    counts = rage(write_models(tmp_path), switch=switch, rounds=rounds, seconds=seconds)
+    for what, count in counts.items():
+        record_property(what, count)
+
+
+@needs_kompute
+@pytest.mark.long
+def test_all_at_once_beside_a_model_on_rails(tmp_path: Path, faults: Faults, record_property: Note) -> None:
+    models, large = write_models(tmp_path), write_large(tmp_path)
+    counts = rage(models, large=[large], kompute=faults, switch=RESTLESS, rounds=3, seconds=20.0)
+    for what, count in counts.items():
+        record_property(what, count)
