@@ -7,13 +7,15 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.drive import greedy
+from engine.embedded import embed, expected
 from engine.harness import PATIENCE, Gate, Harness, model, running
 from engine.null_slot import request
 from engine.null_stage import NullStage, seated_slot
-from tierd.core import FinishedEvent, PassReason
+from tierd.core import FinishedEvent, PassReason, Pooling
 from tierd.engine.operation import Operation
 from tierd.errors import (
     DeviceLostError,
@@ -123,6 +125,26 @@ def test_streams_pause_and_go_on_where_they_were() -> None:
         for i in range(4):
             said(harness, f"a{i}", b"talk %d" % i, 30)
         assert passes(harness, "a") == {}
+
+
+@pytest.mark.parametrize("bank", [1 << 20, 0], ids=["with its rows", "without"])
+def test_a_text_to_be_embedded_pauses_in_its_midst(bank: int) -> None:
+    """What was fed before counts; fed again, as the bank had no room, it does not count twice."""
+    gate, text = Gate(), bytes(range(40, 100))
+    with dancing(A, B, gates={"a": gate}, bank=bank, chunk_rows=8) as (harness, _):
+        harness.engine.submit(embed("e", text, model="a"))
+        for _ in range(2):
+            gate.wait()
+            gate.let()
+        gate.wait()
+        harness.engine.submit(request("b", b"hi", 8, model="b"))
+        gate.let(200)
+        end = harness.mail.terminal("e")
+        assert isinstance(end, FinishedEvent), end
+        np.testing.assert_array_equal(end.embedding, expected(text, Pooling.MEAN))
+        said(harness, "b", b"hi", 8)
+        refed = harness.metrics.registry.get_sample_value("tierd_kv_reprefilled_tokens_total", {"model": "a"})
+        assert (refed > 0) is (bank == 0)
 
 
 def test_a_stream_that_leaves_again_and_again_takes_one_place_in_the_bank() -> None:
