@@ -16,20 +16,17 @@ THINK = ThoughtMarks("<think>", "</think>")
 
 
 def tagged(
-    marks: ThoughtMarks | None = THINK,
-    calls: CallSyntax | None = HERMES,
-    tools: Sequence[str] = (),
-    **more: Any,
+    marks: ThoughtMarks = THINK, calls: CallSyntax = HERMES, tools: Sequence[str] = (), **more: Any
 ) -> TaggedParser:
-    """Return a parser of tagged answers; it was not asked to think."""
+    """Return a parser of tagged answers, by default of one that was not to think."""
     ids = count(1)
-    options = {"parallel": True, "thinking": False, "stage": "opening"} | more
+    options = {"parallel": True, "guarded": True, "stage": "opening"} | more
     return TaggedParser(marks=marks, calls=calls, tools=tools, identify=lambda: f"id{next(ids)}", **options)
 
 
 def harmony(tools: Sequence[str] = (), **more: Any) -> HarmonyParser:
     ids = count(1)
-    options = {"parallel": True, "thinking": True, "stage": "opening"} | more
+    options = {"parallel": True, "guarded": False, "stage": "opening"} | more
     return HarmonyParser(tools=tools, identify=lambda: f"id{next(ids)}", **options)
 
 

@@ -24,7 +24,7 @@ from tierd.chat.grammar import Grammars, Source
 from tierd.chat.probing import find_format
 from tierd.chat.reasoning import ThoughtMarks
 from tierd.chat.renderer import build_renderer
-from tierd.chat.reply import Arguments, Called, PlainParser, Said, Thought
+from tierd.chat.reply import Arguments, Called, Said, Thought
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
 from tierd.chat.tools import Message, Tool
 from tierd.core import Constraint
@@ -295,9 +295,20 @@ def test_a_template_that_fails_at_anything_is_plain() -> None:
     format.renderer.close()
 
 
-def test_a_model_without_marks_needs_no_parser(models: dict[str, Model]) -> None:
-    assert isinstance(models["GEMMA"].format.parser(thinking=None), PlainParser)
-    assert not isinstance(models["GEMMA"].format.parser(thinking=None, tools=[CLOCK]), PlainParser)
+def test_a_model_that_knows_no_marks_is_guarded_where_it_is_told_not_to_think(
+    models: dict[str, Model],
+) -> None:
+    format, text = models["GEMMA"].format, "<think>a</think>b<think>c"
+    assert read(format.parser(thinking=None), text) == [Thought("a"), Said("b<think>c")]
+    parser = format.parser(thinking=False)
+    assert read(parser, text) == [Thought("a"), Said("b")]
+    assert parser.ended
+
+
+def test_what_obeys_a_grammar_is_not_guarded(models: dict[str, Model]) -> None:
+    for format in (models["HERMES"].format, models["GEMMA"].format):
+        parser = format.parser(thinking=False, constrained=True)
+        assert read(parser, '{"a": "<think>"}') == [Said('{"a": "<think>"}')]
 
 
 def walk(model: Model, source: Source, dice: random.Random) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chat.replies import THINK, call, harmony, read, tagged
 from tierd.chat.calls import LLAMA3, MISTRAL, MISTRAL_LIST
 from tierd.chat.reasoning import FAMILIES, HARMONY, ThoughtMarks, find_marks
-from tierd.chat.reply import Piece, PlainParser, ReplyParser, Said, Thought
+from tierd.chat.reply import Piece, ReplyParser, Said, Thought
 from tierd.chat.scanning import Marks, ValueEnd
 
 GEMMA = ThoughtMarks("<|channel>", "<channel|>", title="thought")
@@ -39,9 +39,9 @@ GEMMA = ThoughtMarks("<|channel>", "<channel|>", title="thought")
     ],
 )
 def test_a_leading_thought_is_split_off(text: str, pieces: list[Piece]) -> None:
-    for thinking in (True, False):
-        assert read(tagged(thinking=thinking), [text]) == pieces
-        assert read(tagged(thinking=thinking), text) == pieces
+    for guarded in (True, False):
+        assert read(tagged(guarded=guarded), [text]) == pieces
+        assert read(tagged(guarded=guarded), text) == pieces
 
 
 @pytest.mark.parametrize("mark", ["<think>", "</think>"])
@@ -50,7 +50,7 @@ def test_a_mark_behind_text_ends_an_answer_that_was_not_to_think(mark: str) -> N
     parser = tagged()
     assert read(parser, text) == [Said("Well. ")]
     assert parser.ended
-    asked = tagged(thinking=True)
+    asked = tagged(guarded=False)
     assert read(asked, text) == [Said(text)]
     assert not asked.ended
 
@@ -109,7 +109,7 @@ def test_harmony() -> None:
     expected = [Thought("Why?"), Said("Let me see."), *call(0, "look", '{"at": "me"}')]
     for texts in ([text], text):
         assert read(harmony(["look"]), texts) == expected
-        assert read(harmony(["look"], thinking=False), texts) == expected
+        assert read(harmony(["look"], guarded=True), texts) == expected
     final = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
     assert read(harmony(), final) == [Thought("a"), Said("b")]
     assert read(harmony(), final.replace("final", "commentary to=functions.x")) == [Thought("a"), Said("b")]
@@ -132,7 +132,7 @@ def test_harmony_thinks_again_only_where_it_was_asked_to() -> None:
         "<|start|>assistant<|channel|>analysis<|message|>c"
     )
     assert read(harmony(), text) == [Said("a"), Thought("b\n\nc")]
-    parser = harmony(thinking=False)
+    parser = harmony(guarded=True)
     assert read(parser, text) == [Said("a")]
     assert parser.ended
 
@@ -143,9 +143,8 @@ def test_a_recipient_may_follow_the_prompt_at_once() -> None:
 
 
 PARSERS: dict[str, tuple[Callable[[], ReplyParser], Sequence[str]]] = {
-    "plain": (PlainParser, ("a", " ", "<think>")),
     "think": (tagged, ("<think>", "</think>", "a", " ", "\n", "<", "think>", "é")),
-    "asked": (lambda: tagged(thinking=True), ("<think>", "</think>", "a", " ", "\n")),
+    "asked": (lambda: tagged(guarded=False), ("<think>", "</think>", "a", " ", "\n")),
     "titled": (lambda: tagged(GEMMA), ("<|channel>", "thought", "<channel|>", "th", "\n", "a", "<")),
     "hermes": (
         lambda: tagged(tools=["f", "g"]),
@@ -172,11 +171,11 @@ PARSERS: dict[str, tuple[Callable[[], ReplyParser], Sequence[str]]] = {
         ("<tool_call>", '{"name": "f", "arguments": {}}', "</tool_call>", "\n", "a"),
     ),
     "llama": (
-        lambda: tagged(None, LLAMA3, ["f"]),
+        lambda: tagged(calls=LLAMA3, tools=["f"]),
         ('{"name": "f", "parameters": {"a": 1}}', ";", " ", "a", "<|python_tag|>", '{"name": "g"}', "{"),
     ),
     "mistral": (
-        lambda: tagged(None, MISTRAL, ["f"]),
+        lambda: tagged(calls=MISTRAL, tools=["f"]),
         ("[TOOL_CALLS]", "f", "[ARGS]", "[CALL_ID]a1", '{"a": [1]}', "x", " ", "{", "["),
     ),
     "mistral's list": (

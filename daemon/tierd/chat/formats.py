@@ -13,9 +13,9 @@ from functools import partial
 from tierd.chat.calls import GENERIC, CallSyntax
 from tierd.chat.grammar import Source
 from tierd.chat.harmony import HarmonyParser
-from tierd.chat.reasoning import HARMONY, ThoughtMarks
+from tierd.chat.reasoning import HARMONY, USUAL, ThoughtMarks
 from tierd.chat.renderer import Renderer
-from tierd.chat.reply import PlainParser, ReplyParser
+from tierd.chat.reply import ReplyParser
 from tierd.chat.tagged import TaggedParser
 from tierd.chat.thought_first import ThoughtFirst
 from tierd.chat.tokenizer import Tokenizer
@@ -121,29 +121,41 @@ class ReplyFormat:
         return variables
 
     def parser(
-        self, *, thinking: bool | None, opening: str = "", tools: Sequence[Tool] = (), parallel: bool = True
+        self,
+        *,
+        thinking: bool | None,
+        opening: str = "",
+        tools: Sequence[Tool] = (),
+        parallel: bool = True,
+        constrained: bool = False,
     ) -> ReplyParser:
         """Return the parser of one answer.
 
+        A thought that leads is split off, of a model that knows no marks too, for others may have taught it.
+        Behind text the mark of a thought ends the answer of a model that was not to think: by the request, by
+        the prompt, or because its template knows no thoughts though its vocabulary has the mark.
+
         thinking: whether the model was asked to think; None: it was left to its template. opening: what the
         answer has begun with in the prompt. tools: that it may call. parallel: more than one at a time.
+        constrained: the answer obeys a grammar, in which marks are text.
         """
-        if self.marks is None and not tools:
-            return PlainParser()
-        stage = self.marks.stage(opening) if self.marks else "content" if opening.strip() else "opening"
-        thinks = self.thinks and stage != "behind" if thinking is None else thinking
+        marks = self.marks or USUAL
+        stage = marks.stage(opening)
+        if thinking is None:
+            thinking = self.marks is None or (self.thinks and stage != "behind")
         names = frozenset(tool.name for tool in tools)
         several = parallel and (self.several or not self.native)
-        if self.marks is HARMONY:
+        guarded = not (thinking or constrained)
+        if marks is HARMONY:
             return HarmonyParser(
-                tools=names, parallel=several, thinking=thinks, stage=stage, identify=self._identify
+                tools=names, parallel=several, guarded=guarded, stage=stage, identify=self._identify
             )
         return TaggedParser(
-            marks=self.marks,
+            marks=marks,
             calls=self.calls,
             tools=names,
             parallel=several,
-            thinking=thinks,
+            guarded=guarded,
             stage=stage,
             identify=self._identify,
         )

@@ -27,14 +27,14 @@ _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
 class HarmonyParser(Scanner):
-    """See ReplyParser. Where `thinking` is not asked for, an analysis behind text or calls ends it."""
+    """See ReplyParser. An analysis behind text or calls ends an answer that is `guarded`."""
 
     def __init__(
         self,
         *,
         tools: Collection[str],
         parallel: bool,
-        thinking: bool,
+        guarded: bool,
         stage: Stage,
         identify: Callable[[], str],
     ) -> None:
@@ -42,7 +42,7 @@ class HarmonyParser(Scanner):
         super().__init__(self._heading if stage in ("opening", "behind") else self._body)
         self._tools = tools
         self._parallel = parallel
-        self._asked = thinking
+        self._guarded = guarded
         self._identify = identify
         self._kind: Literal["thought", "text", "call"] = "thought" if stage == "thought" else "text"
         self._answered = stage == "content"  # text or calls have come
@@ -88,7 +88,7 @@ class HarmonyParser(Scanner):
             self._kind = "call"
             pieces.append(Called(self._count, self._identify(), recipient[1]))
         elif channel and channel[1] == "analysis":
-            self.ended = self._answered and not self._asked
+            self.ended = self._answered and self._guarded
             self._kind = "thought"
             if self._thoughts and not self.ended:
                 pieces.append(Thought("\n\n"))

@@ -41,9 +41,11 @@ class ThoughtMarks:
 
 HARMONY = ThoughtMarks("<|channel|>analysis<|message|>", "<|end|>")
 
+USUAL = ThoughtMarks("<think>", "</think>")
+
 FAMILIES = (
     HARMONY,
-    ThoughtMarks("<think>", "</think>"),
+    USUAL,
     ThoughtMarks("[THINK]", "[/THINK]"),
     ThoughtMarks("<|channel>", "<channel|>", title="thought"),
     ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>"),

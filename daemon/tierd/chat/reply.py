@@ -70,23 +70,3 @@ class ReplyParser(Protocol):
 
     def finish(self) -> Sequence[Piece]:
         """Return what was held back; called once, when the model's text has ended."""
-
-
-class PlainParser:
-    """Of a model whose whole text is its answer."""
-
-    thinking = False
-    ended = False
-
-    def __init__(self) -> None:
-        self._length = 0
-
-    def push(self, text: str) -> Sequence[Piece]:
-        """See ReplyParser."""
-        said = Said(text, at=self._length)
-        self._length += len(text)
-        return (said,) if text else ()
-
-    def finish(self) -> Sequence[Piece]:
-        """See ReplyParser."""
-        return ()

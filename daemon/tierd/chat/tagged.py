@@ -14,19 +14,19 @@ class TaggedParser(Scanner):
     """See ReplyParser.
 
     Before its first text an answer may have thoughts, whoever asked for them. Once it has text or calls, the
-    marks of a thought are text too if `thinking` was asked for; else they end the answer. White space around
-    thoughts and calls is nobody's. What looks like a call is text until a known tool's name and the beginning
-    of its arguments have come; from then on it is one, whatever follows.
+    marks of a thought are text too, or end the answer if it is `guarded`. White space around thoughts and
+    calls is nobody's. What looks like a call is text until a known tool's name and the beginning of its
+    arguments have come; from then on it is one, whatever follows.
     """
 
     def __init__(
         self,
         *,
-        marks: ThoughtMarks | None,
-        calls: CallSyntax | None,
+        marks: ThoughtMarks,
+        calls: CallSyntax,
         tools: Collection[str],
         parallel: bool,
-        thinking: bool,
+        guarded: bool,
         stage: Stage,
         identify: Callable[[], str],
     ) -> None:
@@ -39,14 +39,14 @@ class TaggedParser(Scanner):
         }
         super().__init__(states[stage])
         self._thought = marks
-        self._syntax = calls if tools else None
+        self._syntax = calls
         self._tools = tools
         self._parallel = parallel
         self._identify = identify
-        around = (marks.start, marks.end) if marks else ()
+        around = (marks.start, marks.end)
         self._leading = Marks(around)
-        self._begins = self._syntax.begin if self._syntax else ()
-        self._within = Marks((*self._begins, *(() if thinking else around)))
+        self._begins = calls.begin if tools else ()
+        self._within = Marks((*self._begins, *(around if guarded else ())))
         self._behind = stage == "behind"  # white space that comes next is nobody's
         self._head = 0  # where a call's head begins
         self._enough = 0  # characters with which it is looked at
@@ -64,7 +64,6 @@ class TaggedParser(Scanner):
         rest = self._text.lstrip()
         mark = self._leading.match(rest) if rest else ""
         if mark:
-            assert self._thought is not None
             self._skip(len(self._text) - len(rest) + len(mark))
             self._behind = True
             if mark == self._thought.start:
@@ -79,7 +78,6 @@ class TaggedParser(Scanner):
 
     def _untitled(self, pieces: list[Piece]) -> bool:
         """Behind the first mark of a thought."""
-        assert self._thought is not None
         title = self._thought.title
         if not self._skip_space():
             return False
@@ -97,7 +95,6 @@ class TaggedParser(Scanner):
         return True
 
     def _thinking(self, pieces: list[Piece]) -> bool:
-        assert self._thought is not None
         end = self._thought.end
         place = self._text.find(end)
         if place >= 0:
@@ -119,7 +116,7 @@ class TaggedParser(Scanner):
 
     def _beginning(self, pieces: list[Piece]) -> bool:
         """At the first text, which may be a call without a mark."""
-        if self._syntax is not None and self._syntax.bare:
+        if self._tools and self._syntax.bare:
             if not self._text.strip() and not self._over:
                 return False
             if self._text.lstrip().startswith("{"):
@@ -156,7 +153,6 @@ class TaggedParser(Scanner):
 
     def _called(self, pieces: list[Piece]) -> bool:
         """Where a call may begin; what stands before `_head` is text if it does not."""
-        assert self._syntax is not None
         if len(self._text) < self._enough and not self._over:
             return False
         head = self._syntax.read(self._text[self._head :])
@@ -203,7 +199,6 @@ class TaggedParser(Scanner):
 
     def _between(self, pieces: list[Piece]) -> bool:
         """Behind a call: what closes it, and perhaps another."""
-        assert self._syntax is not None
         if not self._skip_space():
             return False
         syntax = self._syntax

@@ -133,7 +133,13 @@ class Turns:
         return Conversation(
             entry,
             Choices([Exchange(self._engine, self._mailboxes, one, request.receive) for one in wanted]),
-            [Reply(_parser(turn, prompt), Scoring(entry.tokenizer, first.spelled)) for _ in wanted],
+            [
+                Reply(
+                    _parser(turn, prompt, constrained=grammar is not None),
+                    Scoring(entry.tokenizer, first.spelled),
+                )
+                for _ in wanted
+            ],
             len(prompt.ids),
         )
 
@@ -148,12 +154,13 @@ class Turns:
         return prompt.format.thought_first(grammar, entry.tokenizer, turn.thinks, prompt.opening)
 
 
-def _parser(turn: Turn, prompt: TurnPrompt) -> ReplyParser:
+def _parser(turn: Turn, prompt: TurnPrompt, *, constrained: bool) -> ReplyParser:
     return prompt.format.parser(
         thinking=turn.thinks,
         opening=prompt.opening,
         tools=turn.callable,
         parallel=turn.parallel_tool_calls,
+        constrained=constrained,
     )
 
 
