@@ -112,7 +112,7 @@ def serve(
 
     with closing(listen("127.0.0.1:0")) as listener:
         roster, operations = Roster(settings), Operations()
-        app = create_app(engine, mailboxes, metrics, roster, settings.responses)
+        app = create_app(engine, mailboxes, metrics, roster, settings)
         beside = [
             AdminServer(create_admin_app(engine, roster, operations, token), door) for door, token in admin
         ]

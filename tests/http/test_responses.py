@@ -302,6 +302,40 @@ def test_a_response_in_the_background_is_asked_for_later(gated: Gated) -> None:
         assert done.output_text == respond(client, max_output_tokens=5).output_text
 
 
+def test_a_stream_in_the_background_is_taken_up_again(gated: Gated) -> None:
+    with gated.live.client() as client:
+        stream = respond(client, background=True, stream=True, max_output_tokens=5)
+        gated.gate.step(8)
+        first = [next(stream) for _ in range(5)]
+        id = first[0].response.id
+        stream.close()
+        gated.gate.open()
+        rest = list(client.responses.retrieve(id, stream=True, starting_after=4))
+        again = list(client.responses.retrieve(id, stream=True))
+        done = client.responses.retrieve(id)
+        nothing = list(client.responses.retrieve(id, stream=True, starting_after=len(again) - 1))
+    assert [event.sequence_number for event in [*first, *rest]] == list(range(len(again)))
+    assert [*first, *rest] == again
+    assert rest[-1].response == done
+    assert done.status == "incomplete"
+    assert nothing == []
+
+
+def test_whoever_reads_in_the_background_sees_how_it_ends(gated: Gated) -> None:
+    with gated.live.client() as client:
+        cancelled = respond(client, background=True, stream=True)
+        id = next(cancelled).response.id
+        client.responses.cancel(id)
+        assert list(cancelled)[-1].response.status == "cancelled"
+        failed = respond(client, background=True, stream=True)
+        next(failed)
+        gated.gate.error = ValueError("out of smoke")
+        gated.gate.open()
+        *_, fault, last = failed
+    assert (fault.type, last.type) == ("error", "response.failed")
+    assert last.response.status == "failed"
+
+
 def test_a_response_in_the_background_is_cancelled(gated: Gated) -> None:
     live = gated.live
     with live.client() as client:
@@ -345,7 +379,6 @@ def test_a_server_ends_though_responses_run_in_the_background(gated: Gated) -> N
         ({"n": 2}, "n"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"background": True, "stream": True}, "stream"),
         ({"background": True, "store": False}, "background"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
@@ -379,10 +412,31 @@ def test_what_is_not_there_is_refused_by_name(live: Live, fields: dict[str, obje
     assert refusal(live, **fields)["param"] == param
 
 
-def test_a_stream_of_what_has_ended_is_refused(live: Live, client: openai.OpenAI) -> None:
+def test_items_that_are_kept_may_be_named(client: openai.OpenAI) -> None:
+    first = respond(client, "Hello?")
+    (hello,) = client.responses.input_items.list(first.id).data
+    names = [{"type": "item_reference", "id": item.id} for item in (hello, *first.output)]
+    user = {"role": "user", "content": "And then?"}
+    named = respond(client, [*names, user])
+    after = respond(client, [user], previous_response_id=first.id)
+    assert named.output_text == after.output_text
+    assert named.usage.input_tokens == after.usage.input_tokens
+    client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError) as gone:
+        respond(client, names)
+    assert gone.value.param == "input[0].id"
+
+
+def test_a_stream_that_is_over_is_not_made_once_more(live: Live, client: openai.OpenAI) -> None:
     response = respond(client)
     assert live.get(f"/v1/responses/{response.id}?stream=true").json()["error"]["param"] == "stream"
     assert live.get(f"/v1/responses/{response.id}?stream=false").status_code == 200
+    kept = live.post(
+        "/v1/responses", {"input": "x", "background": True, "stream": True, "max_output_tokens": 1}
+    )
+    id = f"resp_{kept.headers['x-request-id']}"
+    error = live.get(f"/v1/responses/{id}?stream=true&starting_after=x").json()["error"]
+    assert error["param"] == "starting_after"
     for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=nobody"):
         error = live.get(f"/v1/responses/{response.id}/input_items?{query}").json()["error"]
         assert error["param"] == query.partition("=")[0]

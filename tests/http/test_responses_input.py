@@ -6,18 +6,20 @@ import msgspec
 import pytest
 
 from tierd.errors import InvalidRequestError
-from tierd.http.responses_draft import names
+from tierd.http.responses_draft import names, response_of
 from tierd.http.responses_input import messages, read_input, recall
 from tierd.http.responses_requests import ItemGiven
+from tierd.http.responses_shapes import OutputMessage, OutputText
 from tierd.http.responses_store import Kept
 
+OLD = OutputMessage(id="msg_old", content=[OutputText(text="old")])
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "dark"}
 
 
 def read(items: Any) -> Any:
     given = msgspec.json.decode(msgspec.json.encode(items), type=str | list[ItemGiven])
-    return read_input(given, names("q"))
+    return read_input(given, names("q"), {"msg_old": OLD}.get)
 
 
 def said(items: Any, instructions: str | None = None) -> list[dict[str, object]]:
@@ -91,7 +93,14 @@ def test_items_are_kept_as_they_were() -> None:
     assert [item.id for item in items] == ["msg_mine", "rs_q0000", "fc_q0001", "fco_q0002", "msg_q0003"]
     assert items[2].status == "incomplete"
     response = msgspec.json.encode({"output": items[3:]})
-    assert recall(Kept("resp_a", response, msgspec.json.encode(items[:3])), names("r")) == items
+    assert recall(Kept("resp_a", response, msgspec.json.encode(items[:3]))) == items
+
+
+def test_an_item_may_be_named() -> None:
+    assert read([{"type": "item_reference", "id": "msg_old"}]) == [OLD]
+    assert response_of(names("0" * 32)("msg")) == "resp_" + "0" * 32
+    for other in ("msg_mine", "msg_" + "0" * 32, "resp_" + "x" * 36):
+        assert response_of(other) is None
 
 
 def test_an_output_follows_its_call() -> None:
@@ -111,7 +120,9 @@ def test_an_output_follows_its_call() -> None:
         ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input[0].content[0].text"),
         ({"role": "assistant", "content": [{"type": "refusal"}]}, "input[0].content[0].refusal"),
-        ({"type": "item_reference", "id": "msg_1"}, "input[0].type"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[0].id"),
+        ({"type": "item_reference"}, "input[0].id"),
+        ({"type": "computer_call"}, "input[0].type"),
         ({"type": "reasoning", "encrypted_content": "x"}, "input[0].encrypted_content"),
         (CALL | {"name": None}, "input[0].name"),
         (CALL | {"call_id": None}, "input[0].call_id"),

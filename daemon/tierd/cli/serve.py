@@ -86,7 +86,7 @@ def run(settings: Settings) -> None:
                 for listener, token in doors.listeners
             ]
             start = Start(engine, settings.models, doors, operations)
-            app = create_app(engine, mailboxes, metrics, roster, settings.responses)
+            app = create_app(engine, mailboxes, metrics, roster, settings)
             Server(app, engine, public, start.begin, admin, settings.server).serve_until_stopped()
             start.check()
         finally:

@@ -25,11 +25,11 @@ from tierd.http.roster import Roster
 from tierd.http.text import TextRoutes
 from tierd.http.turn import Turns
 from tierd.metrics import NO_MODEL, Metrics
-from tierd.settings import ResponsesSettings
+from tierd.settings import Settings
 
 
 def create_app(
-    engine: Engine, mailboxes: Mailboxes, metrics: Metrics, roster: Roster, responses: ResponsesSettings
+    engine: Engine, mailboxes: Mailboxes, metrics: Metrics, roster: Roster, settings: Settings
 ) -> Starlette:
     """Return the application. mailboxes: those that the engine delivers to.
 
@@ -37,7 +37,7 @@ def create_app(
     """
     encoder = Encoder()
     turns = Turns(engine, mailboxes, encoder, roster)
-    shelf = ResponsesShelf(ResponsesStore(responses.capacity, responses.memory_mb << 20))
+    shelf = ResponsesShelf(ResponsesStore(settings.responses.capacity, settings.responses.memory_mb << 20))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -54,7 +54,7 @@ def create_app(
         routes=[
             *OpenAIRoutes(engine, mailboxes, encoder, roster).routes(),
             *ChatRoutes(turns, encoder).routes(),
-            *ResponsesRoutes(turns, shelf).routes(),
+            *ResponsesRoutes(turns, shelf, settings.server.reader_timeout_s).routes(),
             *EmbeddingRoutes(engine, mailboxes, encoder, roster).routes(),
             *TextRoutes(engine, encoder, roster).routes(),
             *HealthRoutes(engine, metrics).routes(),

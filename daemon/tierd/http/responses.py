@@ -9,20 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tierd.errors import (
-    ConflictError,
-    InvalidRequestError,
-    PreviousResponseNotFoundError,
-    ResponseNotFoundError,
-)
+from tierd.errors import InvalidRequestError, ResponseNotFoundError
 from tierd.http.body import read_body
 from tierd.http.logprobs import ChatScribe
-from tierd.http.responses_draft import Draft, Names, names
-from tierd.http.responses_input import read_input, recall
-from tierd.http.responses_pages import page
+from tierd.http.responses_draft import Draft, names, response_id
+from tierd.http.responses_input import read_input
+from tierd.http.responses_log import EventLog, LogFrames, LogReader
+from tierd.http.responses_memory import Memory
+from tierd.http.responses_pages import number, page
 from tierd.http.responses_requests import ResponsesBody
 from tierd.http.responses_run import Line, Run, RunFrames
-from tierd.http.responses_shapes import Deleted, Item
+from tierd.http.responses_shapes import Deleted
 from tierd.http.responses_shelf import ResponsesShelf
 from tierd.http.responses_store import Kept
 from tierd.http.responses_turn import check, head, read_turn
@@ -32,6 +29,7 @@ from tierd.http.turn import Turns
 
 # Whose responses are, while nobody is told apart.
 EVERYBODY = ""
+MOST_EVENTS = 10**9
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
 
@@ -39,8 +37,10 @@ _decoder = msgspec.json.Decoder(ResponsesBody)
 class ResponsesRoutes:
     """Endpoints of `/v1/responses…`."""
 
-    def __init__(self, turns: Turns, shelf: ResponsesShelf) -> None:
+    def __init__(self, turns: Turns, shelf: ResponsesShelf, reader_timeout_s: float) -> None:
+        """`reader_timeout_s`: how long a client of a response in the background may take for what is sent."""
         self._turns = turns
+        self._reader_timeout_s = reader_timeout_s
         self._shelf = shelf
 
     def routes(self) -> list[Route]:
@@ -56,21 +56,11 @@ class ResponsesRoutes:
     async def create(self, request: Request) -> Response:
         """Make a response: whole, as a stream, or in the background."""
         body = await read_body(request, _decoder)
-        check(body)
-        name = names(request.state.request_id)
-        before = self._recall(body.previous_response_id, name)
-        given = read_input(body.input, name)
-        turn = read_turn(body, before, given)
-        line = Line(None if body.background else request.receive)
-        id = f"resp_{request.state.request_id}"
-        conversation = await self._turns.open(turn, id, Request(request.scope, line.receive))
-        entry = conversation.entry
-        draft = Draft(head(body, id, int(time.time()), entry), ChatScribe(entry.tokenizer), name)
-        run = Run(conversation, draft, line, EVERYBODY, [*before, *given])
-        if body.store is not False:
-            self._shelf.add(run)
+        run = await self._run(body, request)
         if body.background:
             self._shelf.begin(run)
+            if run.log is not None:
+                return self._read(run.log, 0, request)
         elif body.stream:
             frames = RunFrames(run)
             request.state.dialect = frames
@@ -84,12 +74,20 @@ class ResponsesRoutes:
         return self.delete(request) if request.method == "DELETE" else self.retrieve(request)
 
     def retrieve(self, request: Request) -> Response:
-        """Show a response, as far as it has come."""
-        if request.query_params.get("stream", "false") != "false":
+        """Show a response, as far as it has come, or go on with its stream."""
+        found, query = self._find(request), request.query_params
+        if query.get("stream", "false") == "false":
+            return _shown(found)
+        if isinstance(found, Run):
+            log = found.log
+        else:
+            log = EventLog(found.frames, ended=True) if found.frames else None
+        if log is None:
             raise InvalidRequestError(
-                "stream: a response is not streamed once more; ask for it without", param="stream"
+                "stream: only of a response that was made in the background, as a stream", param="stream"
             )
-        return _shown(self._find(request))
+        start = number(query, "starting_after", -1, 0, MOST_EVENTS) + 1
+        return self._read(log, start, request)
 
     async def list_input(self, request: Request) -> Response:
         """List the items that a response was given, those of the responses before it among them."""
@@ -109,29 +107,34 @@ class ResponsesRoutes:
             raise _not_found(id)
         return json_response(Deleted(id=id))
 
+    async def _run(self, body: ResponsesBody, request: Request) -> Run:
+        """Return what makes the response that a body asks for; it is on the shelf if it is to be stored."""
+        check(body)
+        name = names(request.state.request_id)
+        memory = Memory(self._shelf, EVERYBODY)
+        before = memory.conversation(body.previous_response_id)
+        given = read_input(body.input, name, memory.item)
+        turn = read_turn(body, before, given)
+        line = Line(None if body.background else request.receive)
+        id = response_id(request.state.request_id)
+        conversation = await self._turns.open(turn, id, Request(request.scope, line.receive))
+        entry = conversation.entry
+        draft = Draft(head(body, id, int(time.time()), entry), ChatScribe(entry.tokenizer), name)
+        log = EventLog() if body.background and body.stream else None
+        run = Run(conversation, draft, line, EVERYBODY, [*before, *given], log)
+        if body.store is not False:
+            self._shelf.add(run)
+        return run
+
+    def _read(self, log: EventLog, start: int, request: Request) -> Response:
+        return EventStream(LogReader(log, start, request.receive, self._reader_timeout_s), LogFrames())
+
     def _find(self, request: Request) -> Run | Kept:
         id = request.path_params["id"]
         found = self._shelf.find(EVERYBODY, id)
         if found is None:
             raise _not_found(id)
         return found
-
-    def _recall(self, id: str | None, name: Names) -> list[Item]:
-        """Return what the model was given for a response, and what it gave."""
-        if id is None:
-            return []
-        param = "previous_response_id"
-        found = self._shelf.find(EVERYBODY, id)
-        if found is None:
-            raise PreviousResponseNotFoundError(
-                f"{param}: there is no response {id!r}, or none is kept any more; send the whole input",
-                param=param,
-            )
-        if isinstance(found, Run):
-            raise ConflictError(
-                f"{param}: {id!r} is on its way; go on from it once it has ended", param=param
-            )
-        return recall(found, name)
 
 
 def _shown(found: Run | Kept) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -32,14 +33,27 @@ from tierd.http.responses_shapes import (
 )
 from tierd.http.turn import Ended
 
+_NAMED = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4,}")
+
 # Makes ids: of what begins so, each another one.
 Names = Callable[[str], str]
 
 
-def names(of: str) -> Names:
-    """Return what names the items of the response of a request called so."""
+def response_id(request_id: str) -> str:
+    """Return the id of a request's response."""
+    return f"resp_{request_id}"
+
+
+def names(request_id: str) -> Names:
+    """Return what names the items of a request and of its response."""
     numbers = itertools.count()
-    return lambda kind: f"{kind}_{of}{next(numbers):04x}"
+    return lambda kind: f"{kind}_{request_id}{next(numbers):04x}"
+
+
+def response_of(item_id: str) -> str | None:
+    """Return the id of the response that has named an item so, None where none has."""
+    named = _NAMED.fullmatch(item_id)
+    return None if named is None else response_id(named[1])
 
 
 class Draft:

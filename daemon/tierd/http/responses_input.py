@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from tierd.errors import InvalidRequestError
-from tierd.http.responses_draft import Names
+from tierd.http.responses_draft import Names, names
 from tierd.http.responses_requests import ItemGiven, ItemStatus, PartGiven
 from tierd.http.responses_shapes import (
     FunctionCall,
@@ -25,8 +25,12 @@ from tierd.http.responses_shapes import (
 from tierd.http.responses_store import Kept
 from tierd.http.unsupported import refuse_unsupported
 
-TYPES = ("message", "function_call", "function_call_output", "reasoning")
+TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 ROLES = ("user", "system", "developer", "assistant")
+
+
+# Finds a kept item by its id.
+Refer = Callable[[str], Item | None]
 
 
 class _Output(msgspec.Struct):
@@ -38,21 +42,36 @@ _output = msgspec.json.Decoder(_Output)
 _TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 
-def read_input(given: str | Sequence[ItemGiven], name: Names) -> list[Item]:
+def read_input(given: str | Sequence[ItemGiven], name: Names, refer: Refer) -> list[Item]:
     """Return the items of an input; those without an id get one. Raises InvalidRequestError."""
     if isinstance(given, str):
         return [InputMessage(id=name("msg"), content=[InputText(text=given)], role="user")]
-    return [read_item(item, f"input[{i}]", name) for i, item in enumerate(given)]
+    return [
+        _referred(item, f"input[{i}].id", refer)
+        if item.type == "item_reference"
+        else _item(item, f"input[{i}]", name)
+        for i, item in enumerate(given)
+    ]
 
 
-def recall(kept: Kept, name: Names) -> list[Item]:
+def recall(kept: Kept) -> list[Item]:
     """Return what the model was given for a response, and what it gave."""
     items = [*_input.decode(kept.input), *_output.decode(kept.response).output]
-    return [read_item(item, "previous_response_id", name) for item in items]
+    return [_item(item, kept.id, names("")) for item in items]
 
 
-def read_item(given: ItemGiven, where: str, name: Names) -> Item:
-    """Return an item. where: its path. Raises InvalidRequestError."""
+def _referred(given: ItemGiven, where: str, refer: Refer) -> Item:
+    id = _needed(given.id, where)
+    item = refer(id)
+    if item is None:
+        raise InvalidRequestError(
+            f"{where}: there is no item {id!r}, or none is kept any more; send the item itself", param=where
+        )
+    return item
+
+
+def _item(given: ItemGiven, where: str, name: Names) -> Item:
+    """Return an item. where: its path."""
     refuse_unsupported(given, where + ".")
     status = given.status or "completed"
     match given.type:

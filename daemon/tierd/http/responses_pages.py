@@ -38,7 +38,7 @@ def page(items: bytes, query: Mapping[str, str]) -> ItemList:
         if after not in ids:
             raise InvalidRequestError(f"after: there is no item {after!r}", param="after")
         start = ids.index(after) + 1
-    end = start + _limit(query.get("limit", str(USUAL)))
+    end = start + number(query, "limit", USUAL, 1, MOST)
     shown = ids[start:end]
     return ItemList(
         data=[item for _, item in named[start:end]],
@@ -48,7 +48,13 @@ def page(items: bytes, query: Mapping[str, str]) -> ItemList:
     )
 
 
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 4 and 1 <= int(text) <= MOST):
-        raise InvalidRequestError(f"limit: {text[:20]!r}; a number from 1 to {MOST}", param="limit")
+def number(query: Mapping[str, str], field: str, usual: int, least: int, most: int) -> int:
+    """Return the number of a query's field, `usual` where it is silent. Raises InvalidRequestError."""
+    text = query.get(field)
+    if text is None:
+        return usual
+    if not (
+        text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and least <= int(text) <= most
+    ):
+        raise InvalidRequestError(f"{field}: {text[:20]!r}; a number from {least} to {most}", param=field)
     return int(text)

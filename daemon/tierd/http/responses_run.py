@@ -14,6 +14,7 @@ from starlette.types import Message, Receive
 from tierd.http.errors import OPENAI, ErrorDetail, describe
 from tierd.http.responses_draft import Draft
 from tierd.http.responses_events import Event, frame
+from tierd.http.responses_log import EventLog
 from tierd.http.responses_shapes import Item, ResponseObject
 from tierd.http.turn import Conversation
 
@@ -50,18 +51,26 @@ class Run:
     """Makes one response: a stream of its events, see sse.Stream. It is over when it is left.
 
     owner: whose it is. input: JSON of all items that the model was given. beginning: the first events, which
-    `take` does not return. parting: the last ones, where it was not the model that ended it.
+    `take` does not return. parting: the last ones, where it was not the model that ended it. log: where all
+    of them are written down, None: nowhere.
     known: somebody has been told its id. lost: it ended by an error, and nobody has.
     """
 
     def __init__(
-        self, conversation: Conversation, draft: Draft, line: Line, owner: str, items: Sequence[Item]
+        self,
+        conversation: Conversation,
+        draft: Draft,
+        line: Line,
+        owner: str,
+        items: Sequence[Item],
+        log: EventLog | None = None,
     ) -> None:
         self.owner = owner
         self.id = draft.response().id
         self.input = msgspec.json.encode(items)
         self.known = draft.response().background
         self.lost = False
+        self.log = log
         self.beginning: list[Event] = []
         self.parting: list[Event] = []
         self.when_over: Callable[[Run], None] = lambda run: None
@@ -71,7 +80,7 @@ class Run:
         self._told = False
 
     async def __aenter__(self) -> Self:
-        self.beginning = self._draft.begin()
+        self.beginning = self._noted(self._draft.begin())
         try:
             await self._conversation.__aenter__()
         except BaseException as error:
@@ -106,7 +115,7 @@ class Run:
     def cancel(self) -> None:
         """End it now, whoever waits for it."""
         if not self._draft.over:
-            self.parting = self._draft.cancel()
+            self.parting = self._noted(self._draft.cancel())
             self._line.hang_up()
 
     def response(self) -> ResponseObject:
@@ -130,7 +139,7 @@ class Run:
         if self._draft.over:  # cancelled
             events = self.parting
         else:
-            events = [event for _, piece in news for event in self._draft.push(piece)]
+            events = self._noted([event for _, piece in news for event in self._draft.push(piece)])
         self._told = self._draft.over
         return events
 
@@ -145,10 +154,17 @@ class Run:
         self.lost = error is not None and not self.known
         if error is not None and not isinstance(error, ClientDisconnect | asyncio.CancelledError):
             answer = describe(error)
-            self.parting = self._draft.fail(answer.status, answer.error)
+            self.parting = self._noted(self._draft.fail(answer.status, answer.error))
         elif not self._draft.over:
-            self.parting = self._draft.cancel()
+            self.parting = self._noted(self._draft.cancel())
+        if self.log is not None:
+            self.log.end()
         self.when_over(self)
+
+    def _noted(self, events: list[Event]) -> list[Event]:
+        if self.log is not None:
+            self.log.write(frame(event) for event in events)
+        return events
 
 
 class RunFrames:

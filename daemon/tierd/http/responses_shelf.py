@@ -55,7 +55,9 @@ class ResponsesShelf:
     def _over(self, run: Run) -> None:
         forgotten = self._runs.pop((run.owner, run.id), None) is None
         if not (forgotten or run.lost):
-            self._store.put(run.owner, Kept(run.id, msgspec.json.encode(run.response()), run.input))
+            response = msgspec.json.encode(run.response())
+            frames = () if run.log is None else tuple(run.log.frames)
+            self._store.put(run.owner, Kept(run.id, response, run.input, frames))
 
     async def _finish(self, run: Run) -> None:
         try:

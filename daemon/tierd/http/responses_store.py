@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-# What an entry takes beside its bytes.
+# What an entry takes beside its bytes, and what each of its frames does.
 OVERHEAD = 512
+FRAME_OVERHEAD = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A response. response: its JSON. input: that of the list of all items that the model was given."""
+    """A response. response: its JSON. input: that of the list of all items that the model was given.
+
+    frames: its stream, where it may be asked for again.
+    """
 
     id: str
     response: bytes
     input: bytes
+    frames: tuple[bytes, ...] = ()
 
     @property
     def size(self) -> int:
         """How many bytes it takes."""
-        return len(self.response) + len(self.input) + OVERHEAD
+        frames = sum(len(frame) + FRAME_OVERHEAD for frame in self.frames)
+        return len(self.response) + len(self.input) + frames + OVERHEAD
 
 
 class ResponsesStore:

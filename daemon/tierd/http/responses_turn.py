@@ -15,12 +15,11 @@ from tierd.http.responses_input import messages
 from tierd.http.responses_requests import ChoiceGiven, FunctionOffered, ResponsesBody, TextFormat
 from tierd.http.responses_shapes import Item, ReasoningEffect, ResponseObject, TextEffect
 from tierd.http.turn import Turn
-from tierd.http.turn_body import EFFORTS, MAX_TOOLS, check_depth, tool_of
+from tierd.http.turn_body import CHOICES, EFFORTS, MAX_TOOLS, check_depth, tool_of
 from tierd.http.unsupported import refuse_unsupported
 
 LOGPROBS = "message.output_text.logprobs"
 _FORMATS = ("text", "json_object", "json_schema")
-_WORDS = ("auto", "none", "required")
 
 
 def check(body: ResponsesBody) -> None:
@@ -32,10 +31,6 @@ def check(body: ResponsesBody) -> None:
         raise InvalidRequestError("max_tokens: not supported; send max_output_tokens", param="max_tokens")
     if body.n not in (None, 1):
         raise InvalidRequestError(f"n: {body.n}; a response has one answer", param="n")
-    if body.background and body.stream:
-        raise InvalidRequestError(
-            "stream: not of a response in the background; ask for it with GET", param="stream"
-        )
     if body.background and body.store is False:
         raise InvalidRequestError(
             "background: only where the response is stored; leave store out", param="background"
@@ -128,9 +123,9 @@ def _choice(choice: str | ChoiceGiven | None, offered: Sequence[Tool]) -> tuple[
             for i, one in enumerate(choice.tools or ())
         }
         every, choice = tuple(tool for tool in every if tool.name in allowed), choice.mode
-    if choice not in (None, *_WORDS):
+    if choice not in (None, *CHOICES):
         raise InvalidRequestError(
-            f"{field}: no such choice, {choice!r}; use {', '.join(_WORDS)}, or name a function", param=field
+            f"{field}: no such choice, {choice!r}; use {', '.join(CHOICES)}, or name a function", param=field
         )
     if choice == "required" and not every:
         raise InvalidRequestError(f"{field}: required, but there are no tools", param=field)
