@@ -342,6 +342,7 @@ class Sequence:
     pooled: the sum of the hidden states that its embedding is made of; None before the first of them.
     summed: of its positions, the first so many are in it, or of no account.
     paused: it gets no rows, because its reader does not keep up.
+    preemptions: how often it had to give up its pages for others.
     following: follows its text; None where it has no grammar.
     """
 
@@ -367,6 +368,7 @@ class Sequence:
     pooled: npt.NDArray[np.float64] | None = None
     summed: int = 0
     paused: bool = False
+    preemptions: int = 0
     following: Following | None = None
 
     @property

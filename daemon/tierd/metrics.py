@@ -108,6 +108,15 @@ class Metrics:
         self.pauses = Counter(
             "tierd_stream_pauses", "Times a stream was paused for its client.", MODEL, registry=registry
         )
+        self.preemptions = Counter(
+            "tierd_preemptions",
+            "Times a stream gave up its K/V pages for others; rows: banked, or dropped and fed again.",
+            (*MODEL, "rows"),
+            registry=registry,
+        )
+        self.preempted = Gauge(
+            "tierd_requests_preempted", "Streams that wait for K/V pages again.", MODEL, registry=registry
+        )
         self.waiting = Gauge("tierd_requests_waiting", "Requests in the queue.", MODEL, registry=registry)
         self.prefix_queries = Counter(
             "tierd_prefix_cache_queries",

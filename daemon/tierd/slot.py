@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -192,6 +192,8 @@ class Slot:
     steps: what the executor has been given and is not done with, oldest first. Pages of a sequence of a step
     stay its own until the step is done, even when the sequence has left.
     guests: chunks to be computed in the scratch region.
+    preempting: who is about to give up its pages for others. preemptions: how many streams have, by what
+    became of their rows: "banked" or "dropped".
     move: what is at work on a slice of the first of `home.moves`, None when nothing is.
     pooling: how its embeddings come of hidden states.
     outcome, device, decline, declined, scratch: where the model runs, and why not on the device; see Placed.
@@ -227,6 +229,8 @@ class Slot:
     exiles: deque[Sequence] = field(default_factory=deque)
     guests: deque[Guest] = field(default_factory=deque)
     steps: deque[Step] = field(default_factory=deque)
+    preempting: Sequence | None = None
+    preemptions: Counter[str] = field(default_factory=Counter)
     move: Move | None = None
     fallback: Fallback | None = None
     understudy: Slot | None = None
@@ -332,6 +336,20 @@ class Slot:
 def line_up(line: MutableSequence[Sequence], sequence: Sequence) -> None:
     """Put a stream where its rank has it, behind all of the same one."""
     insort(line, sequence, key=lambda sequence: sequence.rank)
+
+
+def exile(slot: Slot, sequence: Sequence, reason: PassReason | None, line: deque[Sequence]) -> None:
+    """Take a running stream off its executor, to go on elsewhere with what is saved of its rows.
+
+    reason: why it is for the CPU, None when it is not. line: where it waits for its new place.
+    Its pages are its own no longer: they were given back, or are lost.
+    """
+    slot.running.remove(sequence)
+    sequence.pages.clear()
+    sequence.held.clear()
+    sequence.fed, sequence.foreseen, sequence.follows = 0, -1, None
+    sequence.passes = reason
+    line_up(line, sequence)
 
 
 def open_slot(model: ModelSettings, settings: Settings, site: Site) -> Slot:

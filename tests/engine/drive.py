@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 
 import numpy as np
 
@@ -17,9 +18,14 @@ from tierd.engine.scheduler import commit, leave, moved, schedule, settle
 from tierd.errors import ExecutorError
 from tierd.slot import Slot, Step
 
+_arrivals = count()
+
 
 def enqueue(slot: Slot, *requests: Request) -> list[Sequence]:
-    sequences = [Sequence(r, text_stream(slot.tokenizer, r.stop), list(r.prompt)) for r in requests]
+    sequences = [
+        Sequence(r, text_stream(slot.tokenizer, r.stop), list(r.prompt), rank=next(_arrivals))
+        for r in requests
+    ]
     slot.waiting.extend(sequences)
     return sequences
 

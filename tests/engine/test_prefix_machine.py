@@ -71,9 +71,10 @@ def alone(asked: Request) -> list[int]:
 class PrefixMachine(RuleBasedStateMachine):
     """Requests come, leave, fail and are served. There may be too few pages for all that was fed."""
 
-    PAGES = 13
+    PAGES = 11
     DEPTH = 1
     steps = 0
+    preemptions = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=PROMPTS,
-        max_tokens=st.integers(1, 10),
+        max_tokens=st.integers(1, 18),
         sampling=st.sampled_from([GREEDY, GREEDY, RANDOM]),
         stop=st.sampled_from([(), STOPS]),
     )
@@ -112,7 +113,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.there += enqueue(self.slot, replace(asked, sampling=sampling))
 
     @precondition(lambda self: self.fed)
-    @rule(data=st.data(), tail=st.lists(st.integers(0, 2), max_size=4), max_tokens=st.integers(1, 10))
+    @rule(data=st.data(), tail=st.lists(st.integers(0, 2), max_size=4), max_tokens=st.integers(1, 18))
     def take_up_again(self, data: st.DataObject, tail: list[int], max_tokens: int) -> None:
         """Submit a prompt that goes on from, or branches off near, the end of what was fed before."""
         history = data.draw(st.sampled_from(self.fed[-8:]))[:20]
@@ -123,13 +124,18 @@ class PrefixMachine(RuleBasedStateMachine):
     @rule()
     def begin(self) -> None:
         slot = self.slot
-        before, rest = len(slot.running), not slot.steps
+        running, returning, rest = list(slot.running), list(slot.returning), not slot.steps
         step = drive.begin(slot)
         if step is None and rest:
             assert all(sequence.paused for sequence in slot.running)
             assert slot.running or not self.there
-        for sequence in slot.running[before:]:
-            self.check_cached(sequence.cached, self.formula(sequence))
+        for sequence in slot.returning:
+            if sequence not in returning:
+                self.fed.append(list(sequence.tokens))
+                PrefixMachine.preemptions += 1
+        for sequence in slot.running:
+            if sequence not in running and not sequence.preemptions:
+                self.check_cached(sequence.cached, self.formula(sequence))
 
     @precondition(lambda self: self.slot.steps)
     @rule()
@@ -143,6 +149,15 @@ class PrefixMachine(RuleBasedStateMachine):
             else:
                 assert isinstance(event, TextEvent)
         self.note_what_was_given_back()
+
+    @precondition(lambda self: self.there)
+    @rule(steps=st.integers(2, 9))
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.slot.has_room:
+                self.begin()
+            if self.slot.steps:
+                self.complete()
 
     @precondition(lambda self: self.slot.steps)
     @rule()
@@ -223,7 +238,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @invariant()
     def first_come_first_served(self) -> None:
-        assert [*self.slot.running, *self.slot.waiting] == self.there
+        assert [*self.slot.running, *self.slot.returning, *self.slot.waiting] == self.there
 
     @invariant()
     def one_end_each(self) -> None:
@@ -234,7 +249,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def no_page_is_lost_or_owned_by_another(self) -> None:
         slot, pool = self.slot, self.slot.home.pool
         holders = [*slot.running, *self.left]
-        assert not any(sequence.pages for sequence in slot.waiting)
+        assert not any(sequence.pages for sequence in [*slot.waiting, *slot.returning])
         owners = Counter(page for sequence in holders for page in (*sequence.pages, *sequence.held))
         assert [pool.references(page) for page in range(pool.total)] == [
             owners[page] for page in range(pool.total)
@@ -243,7 +258,7 @@ class PrefixMachine(RuleBasedStateMachine):
         assert pool.used == len(owners)
         assert pool.free + pool.cached + pool.used == pool.total
         promised = [sequence for sequence in holders if not sequence.held]
-        assert pool.reserved == sum(slot.home.pages_needed(s.request) - len(s.pages) for s in promised)
+        assert pool.reserved == sum(slot.home.granted(s) - len(s.pages) for s in promised)
         assert pool.reserved <= pool.free + pool.cached
         for sequence in holders:
             for page in sequence.pages[sequence.fed // PAGE_POSITIONS :]:
@@ -341,3 +356,4 @@ def test_ten_thousand_steps() -> None:
             ),
         )
     assert PrefixMachine.steps >= STEPS, PrefixMachine.steps
+    assert PrefixMachine.preemptions > 40, PrefixMachine.preemptions

@@ -15,10 +15,10 @@ from engine.null_slot import null_slot, request
 from tierd.chat.stops import text_stream
 from tierd.core import FailedEvent, FinishedEvent, Request, Sequence
 from tierd.engine import queue
-from tierd.engine.scheduler import admit_all, exile, leave
+from tierd.engine.scheduler import admit_all, leave
 from tierd.errors import QueueFullError
 from tierd.settings import QueueSettings, Settings
-from tierd.slot import Slot
+from tierd.slot import Slot, exile
 
 AGEING_S = 5.0
 SETTINGS = QueueSettings(capacity=3, ageing_s=AGEING_S)

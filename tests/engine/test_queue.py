@@ -63,14 +63,14 @@ def test_a_hundred_requests_and_a_queue_of_sixteen(streams: int, at_once: bool) 
 
 
 def test_memory_fills_the_queue_as_streams_do() -> None:
-    """Eleven pages hold three requests of three; a fourth and a fifth wait for memory, a sixth is refused."""
+    """Ten pages hold three requests of three; a fourth and a fifth wait for memory, a sixth is refused."""
     gate = Gate()
-    with running(NULL, settings=settings(2), before_step=gate, pages=11) as harness:
+    with running(NULL, settings=settings(2), before_step=gate, pages=10) as harness:
         for i in range(6):
             harness.engine.submit(request(f"r{i}", b"1234567", 6))
         assert str(busy(harness, "r5")) == (
             "null: the queue is full (2 of 2 wait): the first in it waits for memory, "
-            "its 7 prompt tokens and 6 tokens of output need 3 pages of K/V, 2 are free; try again later"
+            "its 7 tokens need 3 pages of K/V to begin, 1 are free; try again later"
         )
         gate.let(1000)
         for i in range(5):
@@ -202,9 +202,9 @@ def test_who_can_run_next_is_not_timed_out() -> None:
 
 
 def test_who_is_ready_is_counted_in_order_and_as_pages_allow() -> None:
-    slot = null_slot(NULL, pages=6)
+    slot = null_slot(NULL, pages=5)
     enqueue(slot, request("two", b"1234567", 2))
-    enqueue(slot, request("five", b"1234567", 12))
+    enqueue(slot, request("five", b"1234567890123", 12))
     enqueue(slot, request("one", b"12", 2))
     assert queue.ready(slot) == 1  # nobody overtakes
     assert queue.ready(slot) == 1  # nor does asking change anything

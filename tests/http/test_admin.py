@@ -54,6 +54,8 @@ def test_status_tells_how_the_models_stand(server: Administered) -> None:
             "seat": "",
             "running": 0,
             "paused": 0,
+            "preempted": 0,
+            "preemptions": 0,
             "waiting": 0,
         }
         assert pages == {
@@ -125,6 +127,8 @@ def test_slots_tell_what_the_models_are(server: Administered, tiny_model: ModelS
         "max_output_tokens": 256,
         "running": 0,
         "paused": 0,
+        "preempted": 0,
+        "preemptions": 0,
         "waiting": 0,
         "regions": 0,
         "region_positions": 0,

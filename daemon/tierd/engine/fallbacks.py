@@ -21,12 +21,12 @@ from tierd.core import Chunk, FailedEvent, FinishedEvent, FinishReason, PassReas
 from tierd.engine import routing
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import Message, RearmDone, UnderstudyDone
-from tierd.engine.scheduler import admit_all, exile, moved, outgrown, usage
+from tierd.engine.scheduler import admit_all, moved, outgrown, usage
 from tierd.errors import DeviceError, UnavailableError
 from tierd.kv.moves import Move
 from tierd.kv.saved import evacuate
 from tierd.metrics import Metrics
-from tierd.slot import Guest, Placed, Slot, Step, line_up
+from tierd.slot import Guest, Placed, Slot, Step, exile, line_up
 from tierd.tier.device_home import DeviceHome
 from tierd.tier.passes import Passes
 from tierd.tier.scratch import Scratch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
@@ -60,6 +61,7 @@ class Ledger:
         self._timelines: dict[str, Timeline] = {}
         self._service_s: dict[str, float] = {}  # by model
         self._outcomes: dict[str, str] = {}  # by model, as the metric has it
+        self._preemptions: dict[str, Counter[str]] = {}  # by model, as counted
 
     def service_s(self, model: str) -> float:
         """Return how long the model's requests run from their first rows to their end; 0 before any has."""
@@ -143,6 +145,7 @@ class Ledger:
     def forget(self, model: str) -> None:
         """Forget a model that is not served any more; what was counted stays."""
         self._service_s.pop(model, None)
+        self._preemptions.pop(model, None)
         metrics = self._metrics
         if model in self._outcomes:
             metrics.model_outcome.labels(model, self._outcomes.pop(model)).set(0)
@@ -150,6 +153,7 @@ class Ledger:
             metrics.running,
             metrics.waiting,
             metrics.paused,
+            metrics.preempted,
             metrics.pages_used,
             metrics.pages_cached,
             metrics.pages_total,
@@ -178,7 +182,7 @@ class Ledger:
         return replace(event, usage=timeline.on(event.usage))
 
     def published(self, snapshot: Snapshot) -> None:
-        """Set the gauges."""
+        """Set the gauges, and count what has been preempted since."""
         bank = snapshot.bank
         for kind, count in (("used", bank.used), ("limit", bank.limit), ("spilled", bank.spilled)):
             self._metrics.bank_bytes.labels(kind).set(count)
@@ -189,6 +193,11 @@ class Ledger:
             self._metrics.running.labels(model).set(state.running)
             self._metrics.waiting.labels(model).set(state.waiting)
             self._metrics.paused.labels(model).set(state.paused)
+            self._metrics.preempted.labels(model).set(state.preempted)
+            if state.preemptions:
+                for rows, count in (state.preemptions - self._preemptions.get(model, Counter())).items():
+                    self._metrics.preemptions.labels(model, rows).inc(count)
+                self._preemptions[model] = state.preemptions
             self._metrics.pages_used.labels(model).set(state.pages_used)
             self._metrics.pages_cached.labels(model).set(state.pages_cached)
             self._metrics.pages_total.labels(model).set(state.pages_total)

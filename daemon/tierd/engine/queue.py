@@ -13,6 +13,7 @@ just come or not.
 from __future__ import annotations
 
 import math
+from heapq import merge
 from itertools import islice
 
 from tierd.core import Request, Sequence
@@ -51,9 +52,13 @@ def check(request: Request, slot: Slot) -> None:
 
 
 def ready(slot: Slot) -> int:
-    """Return how many of those who wait can run with the slot's next step. Pure."""
-    places = max(0, slot.settings.streams - slot.occupied)
-    return fitting(slot, list(islice(slot.waiting, places)))
+    """Return how many of those who wait, from the first on, can run with the slot's next step. Pure."""
+    places = max(0, slot.settings.streams - slot.occupied + len(slot.returning))
+    if not slot.returning:
+        return fitting(slot, list(islice(slot.waiting, places)))
+    # Those that come back stand between them.
+    line = list(merge(slot.returning, slot.waiting, key=lambda sequence: sequence.rank))[:places]
+    return sum(sequence not in slot.returning for sequence in line[: fitting(slot, line)])
 
 
 def rank(request: Request, submitted: float, settings: QueueSettings) -> float:

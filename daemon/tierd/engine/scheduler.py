@@ -12,7 +12,6 @@ void: it counts for nothing, and what it has written is written again or never l
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 
@@ -24,7 +23,6 @@ from tierd.core import (
     FinishedEvent,
     FinishReason,
     Following,
-    PassReason,
     Sequence,
     TextEvent,
     TokenLogprobs,
@@ -33,21 +31,24 @@ from tierd.core import (
 from tierd.engine.flights import Flight, counting, flights
 from tierd.engine.pace import Allowance
 from tierd.engine.pooling import vector_of, wanted_states
+from tierd.engine.preemption import provide
 from tierd.engine.sampler import awaits_text, draw
 from tierd.slot import Slot, Step, line_up
 
 
 def schedule(slot: Slot, allowance: Allowance | None = None) -> Step | None:
-    """Admit who fits, choose rows, take the pages they fill. None when nobody has work.
+    """Admit who fits, choose rows, take the pages they fill. None when nobody can have rows.
 
     allowance: of prompts; None: all that a step holds. The executor must have room for another step:
     `slot.has_room`.
     """
-    admit_all(slot)
+    without = provide(slot)
+    if not without:
+        admit_all(slot)
     there = {
         sequence: flight
         for sequence, flight in flights(slot).items()
-        if sequence.following is None or _may_draw(slot, sequence.following)
+        if sequence not in without and (sequence.following is None or _may_draw(slot, sequence.following))
     }
     guests = (slot.guests.popleft(),) if slot.guests else ()
     allowance = allowance or Allowance(slot.chunk_rows)
@@ -217,20 +218,6 @@ def outgrown(slot: Slot) -> list[Sequence]:
         and not sequence.moves
         and sequence not in busy
     ]
-
-
-def exile(slot: Slot, sequence: Sequence, reason: PassReason | None, queue: deque[Sequence]) -> None:
-    """Take a running stream off its executor, to go on elsewhere with what is saved of its rows.
-
-    reason: why it is for the CPU, None when it is not. queue: where it waits for its new place.
-    Its pages are its own no longer: they were given back, or are lost.
-    """
-    slot.running.remove(sequence)
-    sequence.pages.clear()
-    sequence.held.clear()
-    sequence.fed, sequence.foreseen, sequence.follows = 0, -1, None
-    sequence.passes = reason
-    line_up(queue, sequence)
 
 
 def settle(slot: Slot, step: Step, *, failed: bool) -> None:

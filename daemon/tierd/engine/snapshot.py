@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -117,7 +118,9 @@ class ModelSnapshot:
     outcome, device, decline: where the model runs, and why not on the device; see `slot.Placed`.
     seat: how it stands with a device that models take turns on: on, leaving, away, arriving or lost; "" where
     it is not for one.
-    paused: those of the running streams whose clients do not keep up.
+    paused: those of the running streams whose clients do not keep up. preempted: those that have given up
+    their pages for others and wait for new ones. preemptions: how often that has been, by what became of
+    their rows: "banked" or "dropped".
     pages_used: held by streams. pages_cached: held by the prefix cache alone, which gives them up for
     others. pages_reserved: free or cached pages that are promised to running streams.
     understudy: its pages on the CPU, where it is on a device and streams had to go there.
@@ -133,6 +136,8 @@ class ModelSnapshot:
     seat: str = ""
     running: int
     paused: int
+    preempted: int = 0
+    preemptions: Counter[str] = field(default_factory=Counter)
     waiting: int
     pages_total: int
     pages_free: int
@@ -175,6 +180,7 @@ def observe(
     )
 
 
+_NONE: Counter[str] = Counter()
 # How a state of a seat is called where what its model can do is all that matters.
 _SEATS = {SeatState.DROPPED: "away", SeatState.RESTORED: "arriving", SeatState.ARMED: "arriving"}
 
@@ -196,6 +202,7 @@ def _switch(switch: Switch) -> SwitchSnapshot:
 
 def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
     room, home, streams = slot.home.room, slot.home, slot.streams
+    places = [slot] if slot.understudy is None else [slot, slot.understudy]
     rails = _rails(slot)
     failure = "" if rails is None else rails.failure
     return ModelSnapshot(
@@ -205,6 +212,8 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
         seat="lost" if failure else _seat(slot),
         running=len(streams),
         paused=sum(sequence.paused for sequence in streams),
+        preempted=sum(sequence.preemptions > 0 for place in places for sequence in place.returning),
+        preemptions=sum((place.preemptions for place in places if place.preemptions), _NONE),
         waiting=len(slot.waiting),
         pages_total=room.total,
         pages_free=room.free,

@@ -46,7 +46,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     outcome: where it runs, cpu, gpu:rails or gpu:resident. device: what computes. decline: why not, or not
     whole, on a GPU, "" if it is or is not meant to. seat: how it stands with a GPU that models take turns on,
     on, leaving, away, arriving or lost; "" where it is not for one. paused: those of the running whose
-    clients do not keep up.
+    clients do not keep up. preempted: those that wait for pages again, which they gave up for others;
+    preemptions: how often that has been.
     """
 
     id: str
@@ -56,6 +57,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     seat: str
     running: int
     paused: int
+    preempted: int
+    preemptions: int
     waiting: int
     pages: Pages
 
@@ -114,6 +117,8 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int
     running: int
     paused: int
+    preempted: int
+    preemptions: int
     waiting: int
     pages: Pages
     regions: int
@@ -161,6 +166,8 @@ class AdminRoutes:
                 seat=model.seat,
                 running=model.running,
                 paused=model.paused,
+                preempted=model.preempted,
+                preemptions=model.preemptions.total(),
                 waiting=model.waiting,
                 pages=_pages(model),
             )
@@ -243,6 +250,8 @@ def _slot(entry: CatalogueEntry, snapshot: ModelSnapshot) -> SlotStatus:
         max_output_tokens=entry.max_output_tokens,
         running=snapshot.running,
         paused=snapshot.paused,
+        preempted=snapshot.preempted,
+        preemptions=snapshot.preemptions.total(),
         waiting=snapshot.waiting,
         pages=_pages(snapshot),
         regions=sum(region.state is not RegionState.SCRATCH for region in snapshot.regions),

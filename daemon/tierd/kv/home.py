@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tierd.backends.protocol import Executor
 from tierd.core import Request, Sequence
+from tierd.kv.bank import Bank
 from tierd.kv.moves import Move
 from tierd.kv.openings import Packed
 
@@ -54,6 +55,10 @@ class Home(Protocol):
     moves: deque[Move]
 
     @property
+    def bank(self) -> Bank | None:
+        """Where the rows of streams wait that must do without pages for a while; None: nowhere."""
+
+    @property
     def unsaved(self) -> int:
         """How many conversations `next_to_save` has not returned."""
 
@@ -79,8 +84,15 @@ class Home(Protocol):
         Sets `pages` and `fed`, and `cached` of one that has not generated anything.
         """
 
+    def grow(self, sequence: Sequence, end: int) -> bool:
+        """See to it that positions below `end` can have pages; False where nobody gives one up.
+
+        A stream that was admitted has them for its tokens, and sooner or later, at least when it is alone,
+        for all that it may ever have. No more than that are asked for.
+        """
+
     def cover(self, sequence: Sequence, end: int) -> None:
-        """See to it that positions below `end` have pages. Called for streams that were admitted."""
+        """Give positions below `end` pages. Called for streams that were admitted or have grown so far."""
 
     def let_go(self, sequence: Sequence, *, written: bool) -> None:
         """Take a stream's pages back and keep the rows of its fed tokens, if rows are kept.

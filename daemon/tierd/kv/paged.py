@@ -1,6 +1,8 @@
 """A home of small pages: streams take them as they grow, and share whole ones of equal prompts.
 
-Where the bank knows more of a prompt than the pages do, the rest is brought from there.
+A stream is granted pages for the tokens it has and some more; the grant grows a page at a time. So pages are
+not kept for what may never be, and may run out: then somebody has to give up theirs for a while. Where the
+bank knows more of a prompt than the pages do, the rest is brought from there.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from tierd.backends.protocol import Executor
-from tierd.core import Request, Sequence
+from tierd.core import Request, SavedRows, Sequence
 from tierd.kv.bank import Bank
 from tierd.kv.home import Parked, Room
 from tierd.kv.moves import Move
@@ -21,7 +23,8 @@ from tierd.kv.sizing import pages_for
 
 
 class PagedHome:
-    """See Home. A stream is admitted once all the pages it may ever need are reserved, so it never runs dry.
+    """See Home. A stream is admitted once its first grant can be reserved, and a page for each of those that
+    will grow, so that it does not drive them out at once.
 
     What the prefix cache holds of a prompt needs no reserve where whole pages are shared; of a page that is
     partly equal the rows are copied.
@@ -46,8 +49,9 @@ class PagedHome:
         self.moves: deque[Move] = deque()
         self.pool = PagePool(executor.pages)
         self.prefixes = PrefixCache(self.pool, executor.page_positions, enabled=prefix_cache)
+        self.bank = bank
         self._model = model
-        self._bank = bank
+        self._grants: dict[Sequence, int] = {}  # pages, those that are taken among them
 
     @property
     def room(self) -> Room:
@@ -71,29 +75,47 @@ class PagedHome:
         if self.pages_needed(request) <= self.pool.total:
             return ""
         return (
-            f"{self._reserve(request)}, more than the {self.pool.total} there are; "
+            f"{len(request.prompt)} prompt tokens and {request.max_tokens} tokens of output need "
+            f"{self.pages_needed(request)} pages of K/V, more than the {self.pool.total} there are; "
             "shorten the prompt or lower max_tokens"
         )
 
+    def first_grant(self, sequence: Sequence) -> int:
+        """Return how many pages a stream must have to begin: for its tokens, and a page's worth more."""
+        step = self.executor.page_positions
+        return min(self.pages_needed(sequence.request), pages_for(len(sequence.tokens) + step, step))
+
+    def granted(self, sequence: Sequence) -> int:
+        """Return how many pages a stream was granted, 0 for one that is not here."""
+        return self._grants.get(sequence, 0)
+
     def fitting(self, waiting: Iterable[Sequence]) -> int:
         """See Home. At least: pages that a prompt would share are counted as if it needed them."""
-        count = pages = 0
+        count, pages, growing = 0, 0, self._growing
         for sequence in waiting:
-            pages += self.pages_needed(sequence.request)
-            if not self.pool.can_reserve(pages):
+            first = self.first_grant(sequence)
+            if not self.pool.can_reserve(pages + first + growing):
                 break
+            pages += first
+            growing += first < self.pages_needed(sequence.request)
             count += 1
         return count
 
     def lack(self, waiting: Iterable[Sequence]) -> str:
         """See Home."""
         *before, last = waiting
-        promised = sum(self.pages_needed(sequence.request) for sequence in before)
-        return f"memory, its {self._reserve(last.request)}, {self.pool.available - promised} are free"
+        promised = self._growing
+        for sequence in before:
+            first = self.first_grant(sequence)
+            promised += first + (first < self.pages_needed(sequence.request))
+        return (
+            f"memory, its {len(last.tokens)} tokens need {self.first_grant(last)} pages of K/V to begin, "
+            f"{max(0, self.pool.available - promised)} are free"
+        )
 
     def can_admit(self, sequence: Sequence) -> bool:
         """See Home."""
-        needed = self.pages_needed(sequence.request)
+        needed = self.first_grant(sequence) + self._growing
         if self.pool.can_reserve(needed):
             return True
         if sequence.saved is not None:
@@ -104,12 +126,15 @@ class PagedHome:
 
     def admit(self, sequence: Sequence) -> None:
         """See Home."""
-        needed = self.pages_needed(sequence.request)
-        if sequence.saved is not None:
+        needed = self._grants[sequence] = self.first_grant(sequence)
+        match = self._match(sequence)
+        if sequence.saved is not None and not self._has_all(match, sequence.saved):
             self.pool.reserve(needed)
             self._bring(sequence)
             return
-        match = self._match(sequence)
+        if sequence.saved is not None:
+            sequence.saved.close()
+            sequence.saved = None
         for page in match.pages:
             self.pool.retain(page)
         self.pool.reserve(needed - len(match.pages))
@@ -129,6 +154,17 @@ class PagedHome:
             sequence.pages.append(page)
         self._begin(sequence, match.positions)
 
+    def grow(self, sequence: Sequence, end: int) -> bool:
+        """See Home."""
+        wanted = min(pages_for(end, self.executor.page_positions), self.pages_needed(sequence.request))
+        more = wanted - self._grants[sequence]
+        if more > 0:
+            if not self.pool.can_reserve(more):
+                return False
+            self.pool.reserve(more)
+            self._grants[sequence] = wanted
+        return True
+
     def cover(self, sequence: Sequence, end: int) -> None:
         """See Home."""
         while len(sequence.pages) * self.executor.page_positions < end:
@@ -140,7 +176,7 @@ class PagedHome:
             sequence.held.extend(sequence.pages)
             for page in sequence.held:
                 self.pool.retain(page)
-        self.pool.unreserve(self.pages_needed(sequence.request) - len(sequence.pages))
+        self.pool.unreserve(self._grants.pop(sequence) - len(sequence.pages))
         keeps = sequence.request.shares and not sequence.mixed
         kept = sequence.tokens[: sequence.fed] if keeps else []
         self.prefixes.donate(kept, sequence.pages)
@@ -170,8 +206,8 @@ class PagedHome:
 
     def flush(self) -> int:
         """See Home. What is in the bank is forgotten as well."""
-        if self._bank is not None:
-            self._bank.flush(self._model)
+        if self.bank is not None:
+            self.bank.flush(self._model)
         return self.prefixes.flush()
 
     def _match(self, sequence: Sequence) -> Match:
@@ -180,14 +216,14 @@ class PagedHome:
 
     def _find_banked(self, sequence: Sequence, match: Match) -> SavedEntry | None:
         """Return what the bank has of a stream's tokens, if that is more than the pages have."""
-        if self._bank is None or not self.keeps or not sequence.request.shares:
+        if self.bank is None or not self.keeps or not sequence.request.shares:
             return None
         tokens = Packed(pack(sequence.tokens[:-1]))
-        found = self._bank.find(self._model, self.origin, tokens, minimum=match.positions + 1)
+        found = self.bank.find(self._model, self.origin, tokens, minimum=match.positions + 1)
         if found is None:
             return None
-        self._bank.touch(found[0])
-        return SavedEntry(self._bank, *found)
+        self.bank.touch(found[0])
+        return SavedEntry(self.bank, *found)
 
     def _bring_banked(self, sequence: Sequence, saved: SavedEntry) -> None:
         """Have the bank's rows behind a stream's shared pages, which are fed, brought into new ones."""
@@ -211,7 +247,7 @@ class PagedHome:
     def _begin(self, sequence: Sequence, positions: int) -> None:
         """Let a stream go on from so many positions."""
         sequence.fed, sequence.mixed = positions, False
-        if not sequence.generated:
+        if not (sequence.generated or sequence.preemptions):
             sequence.cached = positions
 
     def _bring(self, sequence: Sequence) -> None:
@@ -236,14 +272,19 @@ class PagedHome:
         sequence.moves += 1
         saved.fetch(fetched)
 
+    @property
+    def _growing(self) -> int:
+        """How many streams may need more pages than they were granted."""
+        return sum(
+            granted < self.pages_needed(sequence.request) for sequence, granted in self._grants.items()
+        )
+
+    def _has_all(self, match: Match, saved: SavedRows) -> bool:
+        """Whether the pages still have all the rows that were saved of a stream."""
+        return saved.origin == self.origin and match.positions >= saved.positions
+
     def _take(self) -> int:
         """Take a promised page; one that is cached makes room when none is free."""
         if not self.pool.free:
             self.prefixes.evict()
         return self.pool.take()
-
-    def _reserve(self, request: Request) -> str:
-        return (
-            f"{len(request.prompt)} prompt tokens and {request.max_tokens} tokens of output "
-            f"need {self.pages_needed(request)} pages of K/V"
-        )

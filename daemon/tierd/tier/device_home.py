@@ -129,6 +129,10 @@ class DeviceHome:
             self._hold(opening)
             self._take_region(sequence, lambda: self._fill(sequence, opening))
 
+    def grow(self, sequence: Sequence, end: int) -> bool:
+        """See Home. A region is of one size."""
+        return True
+
     def cover(self, sequence: Sequence, end: int) -> None:
         """See Home."""
 
