@@ -52,13 +52,14 @@ def null_slot(
     bank: Bank | None = None,
     origin: str = "",
     before_step: Callable[[Batch], None] | None = None,
+    executor: Callable[..., NullExecutor] = NullExecutor,
 ) -> Slot:
     """Return a slot of `pages` pages of four positions. context 0: as many positions as fit.
 
-    bank: where rows of that origin may be found that no page has.
+    bank: where rows of that origin may be found that no page has. executor: makes the device's.
     """
     tokenizer = ByteTokenizer()
-    executor = NullExecutor(
+    null = executor(
         name=device,
         pages=pages,
         page_positions=PAGE_POSITIONS,
@@ -73,7 +74,7 @@ def null_slot(
         plan=Plan(
             "null",
             (),
-            {"hidden": executor.width, "logits": tokenizer.vocabulary},
+            {"hidden": null.width, "logits": tokenizer.vocabulary},
             (),
             "hidden",
             "logits",
@@ -82,7 +83,7 @@ def null_slot(
         ),
         tokenizer=tokenizer,  # type: ignore[arg-type]
         renderer=None,
-        home=PagedHome(executor, model=settings.id, origin=origin, bank=bank, prefix_cache=prefix_cache),
+        home=PagedHome(null, model=settings.id, origin=origin, bank=bank, prefix_cache=prefix_cache),
         context=context or pages * PAGE_POSITIONS,
         chunk_rows=chunk_rows,
     )

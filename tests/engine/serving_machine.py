@@ -54,6 +54,7 @@ from tierd.errors import (
 )
 from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
+from tierd.kv.paged import PagedHome
 from tierd.settings import Settings
 from tierd.slot import Slot
 from tierd.tier.device_home import DeviceHome
@@ -104,7 +105,7 @@ class Slips(logging.Handler):
 
 def alone(asked: Request) -> str:
     """Return the text of a request that is served alone, on the CPU. It is the same for all models."""
-    return _alone(replace(asked, id="", model="any"))
+    return _alone(replace(asked, id="", model="any", priority=0))
 
 
 @functools.cache
@@ -164,6 +165,7 @@ class ServingMachine(RuleBasedStateMachine):
         tail=st.integers(0, 2),
         tokens=st.integers(1, 40),
         random=st.sampled_from((False, False, False, True)),
+        priority=st.sampled_from((0, 0, 0, 0, -1, 1, 2)),
         copies=st.integers(1, 2),
         calls=CALLS,
     )
@@ -174,6 +176,7 @@ class ServingMachine(RuleBasedStateMachine):
         tail: int,
         tokens: int,
         random: bool,
+        priority: int,
         copies: int,
         calls: Calls,
     ) -> None:
@@ -187,7 +190,7 @@ class ServingMachine(RuleBasedStateMachine):
             said = bytes(self.asked[id].prompt) + self.loop.mail.text(id).encode("utf-8", "ignore")
             prompt = said[: CONTEXT - 8] + b" and"
         for _ in range(copies):
-            self.submit(model, prompt + b"q%d" % tail, tokens, random=random)
+            self.submit(model, prompt + b"q%d" % tail, tokens, random=random, priority=priority)
         self.turn()
         self.do(*calls)
 
@@ -258,7 +261,9 @@ class ServingMachine(RuleBasedStateMachine):
     def name(self, index: int) -> str:
         return self.models[index % len(self.models)]
 
-    def submit(self, model: str, prompt: bytes, tokens: int, *, random: bool = False) -> None:
+    def submit(
+        self, model: str, prompt: bytes, tokens: int, *, random: bool = False, priority: int = 0
+    ) -> None:
         id = f"r{len(self.asked)}"
         asked = request(
             id,
@@ -268,7 +273,7 @@ class ServingMachine(RuleBasedStateMachine):
             temperature=0.5 if random else 0.0,
             seed=7,
         )
-        self.asked[id] = asked
+        self.asked[id] = asked = replace(asked, priority=priority)
         self.loop.submit(asked)
 
     def do(self, gpu: int, cpu: int, threads: list[tuple[int, str, int]]) -> None:
@@ -293,7 +298,7 @@ class ServingMachine(RuleBasedStateMachine):
     def prepare_workers(self, fate: str, tries: int = 1) -> None:
         """Say how the engine's threads will fare from now on. tries: so often."""
         ill = fate != "well"
-        for slot in self.slots:
+        for slot in self.fallible:
             fallback_of(slot).declines = ill * [ModelError("no memory")]
             fallback_of(slot).broken = ill * [DeviceLostError("still lost")]
 
@@ -303,7 +308,7 @@ class ServingMachine(RuleBasedStateMachine):
         work = self.loop.workers[at]
         del self.loop.workers[at]
         work()
-        self.homeless |= any(fallback_of(slot).declined for slot in self.slots)
+        self.homeless |= any(fallback_of(slot).declined for slot in self.fallible)
 
     def turn(self) -> None:
         self.broken = True
@@ -337,6 +342,16 @@ class ServingMachine(RuleBasedStateMachine):
         done = self.spill.finish() if fate == "well" else self.spill.fail(full=fate == "no room")
         self.loop.inbox.put(done)
 
+    @property
+    def fallible(self) -> list[Slot]:
+        """Those slots that have a device to lose."""
+        return [slot for slot in self.slots if slot.fallback is not None]
+
+    @property
+    def paged(self) -> list[Slot]:
+        """All slots and understudies that have pages of the host."""
+        return [slot for slot in self.loop.everyone if isinstance(slot.home, PagedHome)]
+
     # ---- What is true at any time
 
     @invariant()
@@ -355,9 +370,25 @@ class ServingMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_running_stream_has_a_region_of_its_own(self) -> None:
-        for slot in self.slots:
+        for slot in self.fallible:
             for sequence in slot.running:
                 assert sequence.pages == [home_of(slot).regions.region_of(sequence)]
+
+    @invariant()
+    def every_promised_page_is_granted(self) -> None:
+        for slot in self.paged:
+            there = [*slot.running, *slot.leaving]
+            promised = sum(slot.home.granted(sequence) - len(sequence.pages) for sequence in there)
+            assert slot.home.room.reserved == promised
+            assert all(slot.home.granted(s) >= len(s.pages) for s in there)
+            assert not any(s.pages for s in [*slot.waiting, *slot.returning, *slot.exiles])
+
+    @invariant()
+    def the_order_is_that_of_ranks(self) -> None:
+        for slot in self.loop.everyone:
+            for line in (slot.waiting, slot.returning, slot.running, slot.exiles):
+                ranks = [sequence.rank for sequence in line]
+                assert ranks == sorted(ranks)
 
     # ---- And at the end
 
@@ -427,6 +458,7 @@ class ServingMachine(RuleBasedStateMachine):
                 assert alone(asked).startswith(text)
                 assert self.may_end(id, end), end
         self.seen.update(self.counted(self.loop.metrics.passes, "reason"))
+        self.seen.update(f"preempted, {rows}" for rows in self.counted(self.loop.metrics.preemptions, "rows"))
 
     @staticmethod
     def counted(counter: Counts, label: str) -> set[str]:
@@ -453,19 +485,19 @@ class ServingMachine(RuleBasedStateMachine):
 
     def check_that_nothing_is_held(self) -> None:
         for slot in self.loop.everyone:
-            assert not any((slot.home.moves, slot.guests, slot.steps, slot.leaving))
+            assert not any((slot.home.moves, slot.guests, slot.steps, slot.leaving, slot.preempting))
         for entry in self.bank.entries:
             assert entry.kept
             assert (entry.pins, entry.live) == (0, False)
-        for slot in self.slots:
+        for slot in self.fallible:
             if not slot.lost:
                 regions = home_of(slot).regions
                 assert regions.free + regions.parked == regions.count
                 assert not any(view.pins for view in regions)
-            if slot.understudy is not None:
-                room = slot.understudy.home.room
-                assert room.free + room.cached == room.total
-                assert not room.reserved
+        for slot in self.paged:
+            room = slot.home.room
+            assert room.free + room.cached == room.total
+            assert not room.reserved
         self.loop.inbox.put(Flush(None, Future()))
         self.turn()
         assert not self.bank.entries

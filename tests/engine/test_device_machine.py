@@ -110,4 +110,5 @@ SELDOM = {"returned", "fetched", PassReason.BUSY, PassReason.GAP}
 def test_every_stream_ends_with_its_text_and_leaves_nothing(rounds: int, wanted: set[str]) -> None:
     play(DeviceMachine, rounds)
     assert set(+DeviceMachine.seen) >= wanted, DeviceMachine.seen
+    print(DeviceMachine.seen)
     assert DeviceMachine.seen["turns"] > 400 * rounds, DeviceMachine.seen
