@@ -345,6 +345,8 @@ def exile(slot: Slot, sequence: Sequence, reason: PassReason | None, line: deque
     Its pages are its own no longer: they were given back, or are lost.
     """
     slot.running.remove(sequence)
+    if slot.preempting is sequence:
+        slot.preempting = None
     sequence.pages.clear()
     sequence.held.clear()
     sequence.fed, sequence.foreseen, sequence.follows = 0, -1, None

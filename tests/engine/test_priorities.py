@@ -123,6 +123,26 @@ def test_streams_that_come_back_stand_before_those_that_wait_with_their_rank() -
     assert runs.generated == 9
 
 
+@pytest.mark.parametrize("streams", [1, 4], ids=["streams", "pages"])
+def test_who_matters_less_gives_way_to_who_waits(streams: int) -> None:
+    slot = null_slot(model("null", streams=streams), pages=32 if streams == 1 else 6)
+    (low,) = [asked("low", 1, tokens=15)]
+    come(slot, low, 1.0)
+    begin(slot)
+    complete(slot)
+    come(slot, asked("same", 1, b"c" * 8, tokens=8), 2.0)
+    begin(slot)
+    complete(slot)
+    assert names(slot.running)[0] == "low"
+    come(slot, asked("high", 0, b"d" * 16, tokens=5), 3.0)
+    assert rows(begin(slot)) == {"high": 16}
+    assert names(slot.returning)[0] == "low"
+    complete(slot)
+    run(slot)
+    assert not slot.returning
+    assert slot.preemptions["dropped"] > 0
+
+
 Arrivals = list[tuple[float, int, int]]  # seconds since the last, priority, how many end before
 
 
@@ -171,7 +191,7 @@ def test_an_engine_serves_by_priority(capacity: int) -> None:
     gate = Gate()
     settings = Settings(queue=QueueSettings(capacity=capacity))
     with running(model("null", streams=1), settings=settings, before_step=gate) as harness:
-        harness.engine.submit(asked("runs"))
+        harness.engine.submit(asked("runs", -9))
         gate.wait()
         harness.engine.submit(asked("low", 3))
         harness.engine.submit(asked("high", -3))

@@ -1,15 +1,17 @@
-"""Who makes room where the pages run out: the last stream in the order, which goes on later.
+"""Who makes room where pages of the host run out: the last stream in the order, which goes on later.
 
-Its rows go to the bank, where that has room; else it keeps its tokens and is fed them again, as far as the
-prefix cache does not have them any more. Then it waits among those that come back, in its place. The first
-stream is never the last of several, and alone each has what it needs: so somebody always goes on, and in the
-end everybody.
+So it does for who waits with a lower priority. Its rows go to the bank, where that has room; else it keeps
+its tokens and is fed them again, as far as the prefix cache has them no more. Then it waits among those that
+come back, in its place. The first stream never makes room for those behind it, and alone each has what it
+needs: so somebody always goes on, and in the end everybody. On a device each stream has a region of its own,
+as large as it may ever be: there nobody has to.
 """
 
 from __future__ import annotations
 
 from tierd.core import Sequence
 from tierd.engine.flights import flights
+from tierd.kv.paged import PagedHome
 from tierd.kv.saved import evacuate
 from tierd.slot import Slot, exile
 
@@ -38,20 +40,35 @@ def provide(slot: Slot) -> set[Sequence]:
     return dry if slot.preempting is None else dry | {slot.preempting}
 
 
+def give_way(slot: Slot) -> bool:
+    """Preempt the last stream for who is next and finds no place, if its priority is lower; return whether.
+
+    Called when all who fit are admitted.
+    """
+    first = slot.first
+    if first is None or slot.preempting is not None or not isinstance(slot.home, PagedHome):
+        return False
+    last = next((last for last in reversed(slot.running) if not last.moves), None)
+    if last is None or last.rank <= first.rank or last.request.priority <= first.request.priority:
+        return False
+    slot.preempting = last
+    _go_on(slot)
+    return True
+
+
 def _go_on(slot: Slot) -> None:
     """Bring the rows of the stream out that is preempted, once no step and no move is at work on them."""
     sequence = slot.preempting
     if sequence is None or any(sequence in step.sequences for step in slot.steps):
         return
-    if sequence not in slot.running:
-        slot.preempting = None
-    elif not sequence.moves:
+    if not sequence.moves:
         _bring_out(slot, sequence)
 
 
 def _bring_out(slot: Slot, sequence: Sequence) -> None:
     def out(moved: bool) -> None:
-        slot.preempting = None
+        if slot.preempting is sequence:
+            slot.preempting = None
         if sequence not in slot.running:
             return
         slot.preemptions["banked" if moved or not sequence.fed else "dropped"] += 1

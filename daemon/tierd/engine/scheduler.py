@@ -31,7 +31,7 @@ from tierd.core import (
 from tierd.engine.flights import Flight, counting, flights
 from tierd.engine.pace import Allowance
 from tierd.engine.pooling import vector_of, wanted_states
-from tierd.engine.preemption import provide
+from tierd.engine.preemption import give_way, provide
 from tierd.engine.sampler import awaits_text, draw
 from tierd.slot import Slot, Step, line_up
 
@@ -43,8 +43,11 @@ def schedule(slot: Slot, allowance: Allowance | None = None) -> Step | None:
     `slot.has_room`.
     """
     without = provide(slot)
-    if not without:
+    while not without:
         admit_all(slot)
+        if not give_way(slot):
+            break
+        without = provide(slot)
     there = {
         sequence: flight
         for sequence, flight in flights(slot).items()
@@ -193,6 +196,8 @@ def leave(slot: Slot, sequence: Sequence) -> None:
     if sequence in slot.running:
         slot.running.remove(sequence)
         slot.leaving.add(sequence)
+        if slot.preempting is sequence:
+            slot.preempting = None
         _let_go(slot, sequence)
         return
     for queue in (slot.waiting, slot.returning, slot.exiles):
