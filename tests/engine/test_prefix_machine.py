@@ -356,4 +356,4 @@ def test_ten_thousand_steps() -> None:
             ),
         )
     assert PrefixMachine.steps >= STEPS, PrefixMachine.steps
-    assert PrefixMachine.preemptions > 40, PrefixMachine.preemptions
+    assert PrefixMachine.preemptions > 20, PrefixMachine.preemptions
