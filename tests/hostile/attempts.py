@@ -7,12 +7,16 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/apply-template")
+POSTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings",
+    "/tokenize", "/detokenize", "/apply-template",
+)  # fmt: skip
 GETS = ("/v1/models", "/v1/models/tiny", "/health", "/nowhere", "/v1/chat/completions")
 
 SOUND: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "the one"}], "max_tokens": 2},
     "/v1/completions": {"prompt": "the one", "max_tokens": 2},
+    "/v1/embeddings": {"input": ["the one", "the other"]},
     "/tokenize": {"content": "the one"},
     "/detokenize": {"tokens": [5, 6, 7]},
     "/apply-template": {"messages": [{"role": "user", "content": "the one"}]},
@@ -36,7 +40,7 @@ FIELDS = (
     "seed", "max_completion_tokens", "temperature", "top_p", "min_p", "top_k", "ignore_eos", "n", "logprobs",
     "top_logprobs", "logit_bias", "allowed_token_ids", "presence_penalty", "frequency_penalty",
     "repeat_penalty", "tools", "response_format", "echo", "suffix", "add_special", "parse_special", "user",
-    "best_of", "\ud83d", "",
+    "best_of", "input", "encoding_format", "dimensions", "\ud83d", "",
 )  # fmt: skip
 
 PATHS = (
