@@ -223,7 +223,12 @@ def test_an_answer_of_nothing_is_an_empty_text() -> None:
 
 
 def test_errors_have_the_clients_words() -> None:
-    for status, code in ((500, "server_error"), (429, "rate_limit_exceeded"), (400, "invalid_prompt")):
+    for status, code in (
+        (500, "server_error"),
+        (429, "rate_limit_exceeded"),
+        (400, "invalid_prompt"),
+        (408, "server_error"),
+    ):
         made = draft()
         made.begin()
         fault, failed = parsed(made.fail(status, FAULT))

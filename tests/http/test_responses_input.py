@@ -80,6 +80,11 @@ def test_what_the_model_did_in_a_turn_is_one_message() -> None:
     ]
 
 
+def test_an_empty_thought_says_nothing() -> None:
+    user = {"role": "user", "content": "a"}
+    assert said([user, {"type": "reasoning", "summary": [], "content": None}, user]) == [user, user]
+
+
 def test_items_are_kept_as_they_were() -> None:
     items = read(
         [

@@ -160,4 +160,4 @@ def _code(status: int) -> Literal["server_error", "rate_limit_exceeded", "invali
     """Return OpenAI's word for what an HTTP status says."""
     if status == 429:
         return "rate_limit_exceeded"
-    return "server_error" if status >= 500 else "invalid_prompt"
+    return "invalid_prompt" if status == 400 else "server_error"

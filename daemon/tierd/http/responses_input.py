@@ -170,7 +170,8 @@ class _Conversation:
             case OutputMessage():
                 self._answer(item).text = "\n".join(part.text for part in item.content)
             case Reasoning():
-                self._answer(item).thoughts += [part.text for part in item.content]
+                if item.content:
+                    self._answer(item).thoughts += [part.text for part in item.content]
             case FunctionCall():
                 self.calls.add(item.call_id)
                 function = {"name": item.name, "arguments": item.arguments}

@@ -114,6 +114,7 @@ class Run:
 
     def cancel(self) -> None:
         """End it now, whoever waits for it."""
+        self.known = True
         if not self._draft.over:
             self.parting = self._noted(self._draft.cancel())
             self._line.hang_up()
