@@ -22,6 +22,7 @@ from tierd.core import (
     Usage,
 )
 from tierd.errors import ContextLengthExceededError, DeviceLostError, ExecutorError
+from tierd.kv.bank import Bank
 from tierd.settings import ModelSettings
 from tierd.slot import Slot
 
@@ -103,6 +104,20 @@ def test_no_logits_are_asked_for(place: Slots) -> None:
         slot.steps.clear()
     assert sum(batch.logit_rows for batch in steps) == 0
     assert sum(batch.hidden_rows for batch in steps) == 1 + 20
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("bank", [0, 1 << 20], ids=["to be fed again", "with its rows in the bank"])
+def test_a_text_that_gives_up_its_pages_goes_on_as_if_nothing_had_been(
+    pooling: Pooling, depth: int, bank: int
+) -> None:
+    slot = null_slot(NULL, pages=17, chunk_rows=1, bank=Bank(bank), depth=depth)
+    _, text = enqueue(slot, request("talk", b"hello", 60), embed("e", PROMPT, pooling))
+    found = vectors(serve(slot))
+    np.testing.assert_array_equal(found["e"].embedding, expected(PROMPT, pooling))
+    assert text.preemptions == slot.preemptions.total() > 0
+    assert slot.home.room.used == slot.home.room.reserved == 0
 
 
 def test_a_step_that_fails_ends_it_once_and_gives_its_pages_back() -> None:
