@@ -69,7 +69,7 @@ def house(model: ModelSettings, *, streams: int, chunk_rows: int = 4096) -> Iter
     with serve(
         [replace(model, streams=streams)],
         backend=NullBackend(before_step=gate),
-        engine=EngineSettings(chunk_rows=chunk_rows),
+        engine=EngineSettings(chunk_rows=chunk_rows, gap_ms=0),
     ) as live:
         try:
             yield House(live, gate)
