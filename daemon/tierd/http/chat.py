@@ -31,7 +31,7 @@ from tierd.http.shapes import (
 )
 from tierd.http.sse import EventStream
 from tierd.http.turn import Answer, Turns, read_whole
-from tierd.http.turn_body import read_turn
+from tierd.http.turn_body import take_turn
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
@@ -51,7 +51,7 @@ class ChatRoutes:
     async def complete(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await read_body(request, _decoder)
-        turn = read_turn(body)
+        turn = await take_turn(self._encoder, body)
         include_usage = translate.include_usage(body)
         name = f"chatcmpl-{request.state.request_id}"
         conversation = await self._turns.open(turn, name, request)

@@ -15,7 +15,7 @@ from tierd.http.requests import ChatBody, DetokenizeBody, TokenizeBody
 from tierd.http.roster import Roster
 from tierd.http.shapes import Content, Prompt, Tokens, json_response
 from tierd.http.translate import check_content, check_ids
-from tierd.http.turn_body import read_turn
+from tierd.http.turn_body import take_turn
 from tierd.http.unsupported import refuse_unsupported
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
@@ -68,6 +68,6 @@ class TextRoutes:
     async def apply_template(self, request: Request) -> Response:
         """Return the prompt of a conversation."""
         body = await read_body(request, _chat_decoder)
-        turn = read_turn(body)
+        turn = await take_turn(self._encoder, body)
         entry = self._roster.resolve(self._engine.catalogue, body.model)
         return json_response(Prompt(await turn_text(self._encoder, entry, turn)))

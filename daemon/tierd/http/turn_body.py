@@ -1,4 +1,4 @@
-"""From the body of a chat completion to a Turn. Pure; every error names the field at fault."""
+"""From the body of a chat completion to a Turn; every error names the field at fault."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from tierd.chat.tools import MAX_DEPTH, Tool, is_shallow
 from tierd.errors import InvalidRequestError
 from tierd.http import translate
+from tierd.http.encoder import Encoder
 from tierd.http.formats import source
 from tierd.http.requests import CallGiven, ChatBody, Message, ToolChoice, ToolGiven
 from tierd.http.turn import Turn
 from tierd.http.unsupported import refuse_unsupported
 
 MAX_TOOLS = 128
+# Messages that the loop may look through by itself.
+FEW = 32
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # OpenAI treats a developer's message as a system message where a model knows only the latter.
@@ -22,6 +25,15 @@ CHOICES = ("auto", "none", "required")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # Variables of templates that have fields of their own.
 _OTHERS = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+
+
+async def take_turn(encoder: Encoder, body: ChatBody) -> Turn:
+    """Return what a body asks for, as `read_turn` does; of one that may be long in a thread."""
+    extras = body.tools or body.documents or body.chat_template_kwargs
+    texts = len(body.messages) <= FEW and all(isinstance(one.content, str) for one in body.messages)
+    if texts and not extras:
+        return read_turn(body)
+    return await encoder.run_in_thread(lambda: read_turn(body))
 
 
 def read_turn(body: ChatBody) -> Turn:
