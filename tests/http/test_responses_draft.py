@@ -11,44 +11,15 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from engine.null_slot import ByteTokenizer
+from http_responses import HEAD, TOKENIZER, USAGE
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
-from tierd.chat.tokenizer import Tokenizer
-from tierd.core import TokenLogprobs, Usage
+from tierd.core import TokenLogprobs
 from tierd.http.errors import ErrorDetail
 from tierd.http.logprobs import ChatScribe
 from tierd.http.responses_draft import Draft, names
 from tierd.http.responses_events import Event, frame
-from tierd.http.responses_requests import TextFormat
-from tierd.http.responses_shapes import ReasoningEffect, ResponseObject, TextEffect
 from tierd.http.turn import Ended
 
-TOKENIZER: Tokenizer = ByteTokenizer()  # type: ignore[assignment]
-HEAD = ResponseObject(
-    id="resp_a",
-    created_at=7,
-    status="in_progress",
-    background=False,
-    instructions=None,
-    max_output_tokens=None,
-    max_tool_calls=None,
-    model="m",
-    parallel_tool_calls=True,
-    previous_response_id=None,
-    prompt_cache_key=None,
-    reasoning=ReasoningEffect(None),
-    safety_identifier=None,
-    store=True,
-    temperature=1.0,
-    text=TextEffect(TextFormat("text")),
-    tool_choice="auto",
-    tools=[],
-    top_logprobs=0,
-    top_p=1.0,
-    user=None,
-    metadata={},
-)
-USAGE = Usage(3, 4, 1, 2)
 FAULT = ErrorDetail("it burns", "server_error", None, "device_unavailable")
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
