@@ -72,7 +72,7 @@ def test_a_vector_is_the_same_alone_in_chunks_and_among_streams(smollm2: Slot, p
     finally:
         smollm2.chunk_rows = rows
     smollm2.flush()
-    enqueue(smollm2, *(request(f"t{n}", range(40, 60 + n), 40, model="m") for n in range(8)))
+    enqueue(smollm2, *(request(f"t{n}", range(40, 60 + n), 10, model="m") for n in range(8)))
     streams = serve(smollm2)
     next(streams)
     (found,) = embedded(smollm2, LONG, pooling=pooling)
