@@ -46,9 +46,10 @@ class TokenMask:
     @classmethod
     def of(cls, ids: Ordered[int], vocabulary: int) -> TokenMask:
         """Return the mask of these ids, each below `vocabulary`."""
-        bits = np.zeros(-(-vocabulary // 32) * 32, np.bool_)
-        bits[np.array(ids, np.int64)] = True
-        return cls(np.packbits(bits, bitorder="little").view(np.uint32))
+        words = np.zeros(-(-vocabulary // 32), np.uint32)
+        each = np.array(ids, np.uint32)
+        np.bitwise_or.at(words, each // 32, np.uint32(1) << each % 32)
+        return cls(words)
 
     def __contains__(self, id: int) -> bool:
         return bool(int(self.words[id // 32]) >> id % 32 & 1)
@@ -175,10 +176,11 @@ class Request:
     `prompt` plus `max_tokens` fit the model's context; whoever builds a Request has checked it.
     `stop` strings end the text before they appear in it. With `ignore_eos` an end-of-generation
     token is an ordinary token. `top_logprobs`: tell each token's log-probability, and those of this
-    many most likely ones; None tells none. `grammar`: what the text obeys; where that leaves nothing but
-    its end, it ends, with `ignore_eos` too. `spelled`: control tokens whose spelling belongs to the text.
+    many most likely ones; None tells none. `prompt_logprobs`: the same of the prompt's tokens but the first.
+    `grammar`: what the text obeys; where that leaves nothing but its end, it ends, with `ignore_eos` too.
+    `spelled`: control tokens whose spelling belongs to the text.
     `priority`: lower ones are served sooner; see `engine.queue`.
-    `embedding`: wanted in place of any text; max_tokens is 1 then, and its token is never drawn.
+    `embedding`: wanted in place of any text; max_tokens is 0 then, with which it ends once its prompt is fed.
     """
 
     id: str
@@ -189,6 +191,7 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     spelled: frozenset[int] = frozenset()
     priority: int = 0
@@ -197,16 +200,22 @@ class Request:
     @property
     def positions(self) -> int:
         """How many positions of a context it takes."""
-        return len(self.prompt) + (self.max_tokens if self.embedding is None else 0)
+        return len(self.prompt) + self.max_tokens
+
+    @property
+    def positions_fed(self) -> int:
+        """How many of them are ever fed: the last token that it asks for is not."""
+        return len(self.prompt) + max(0, self.max_tokens - 1)
 
     @property
     def shares(self) -> bool:
         """Whether it may go on with K/V of others that began alike, and others with its own.
 
-        One that wants an embedding does neither: it needs what was fed to give more than K and V, and a
-        thousand texts that nobody goes on from would drive out the conversations that are kept.
+        One that wants an embedding, or its prompt's log-probabilities, does neither: it needs what was fed to
+        give more than K and V, and a thousand texts that nobody goes on from would drive out the
+        conversations that are kept.
         """
-        return self.embedding is None
+        return self.embedding is None and self.prompt_logprobs is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +224,8 @@ class Usage:
 
     cached_tokens: how many of the prompt's tokens did not have to be fed. reasoning_tokens: how many of the
     sampled ones the model has thought in, which whoever reads its text finds out.
-    prompt_s: from its first rows to its first token. generation_s: from there to its last. Seconds.
+    prompt_s: from its first rows to its first token, or to its end. generation_s: from there to its last.
+    Seconds.
     """
 
     prompt_tokens: int
@@ -249,11 +259,14 @@ class TextEvent:
 
     logprobs: of the tokens whose text begins in it, where the request asks for them; then the text may be
     empty. generated: how many tokens of the stream have been sampled by now.
+    prompt: of the next of the prompt's tokens, from the second on, where the request asks for them; they come
+    before any text, without any.
     """
 
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()
     generated: int = field(default=0, compare=False)
+    prompt: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +344,7 @@ class Sequence:
     pages: page ids in order; page i holds positions [i * page_positions, (i + 1) * page_positions).
     history: `tokens` as penalties read them; the sampler brings it up to date when it needs it.
     logprobs: of sampled tokens that are not told yet, because their text is held back. told: how many are.
+    scored: of how many of the prompt's rows the log-probabilities are told that were asked for.
     moves: of its rows that are under way or asked for; until they are over no step holds rows of it.
     saved: its rows where they are outside of any executor, to be brought into its pages when it is admitted.
     mixed: some of its rows were computed elsewhere than the rest, so that no other stream may share them.
@@ -357,6 +371,7 @@ class Sequence:
     history: array[int] = field(default_factory=lambda: array("i"))
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     told: int = 0
+    scored: int = 0
     moves: int = 0
     saved: SavedRows | None = None
     mixed: bool = False
@@ -417,6 +432,8 @@ class Chunk:
     stands for what the executor draws for row -1 - id of the batch before, in the order of its logits.
     pages: the sequence's page table; covers position start + len(tokens) - 1.
     logit_rows: offsets within `tokens` whose logits are wanted, ascending; often just the last.
+    targets: for the first so many of these, the token whose log-probability is wanted. What is left, one at
+    most, is to draw a token from.
     hidden_rows: those, of the others, whose hidden states are wanted: what the classifier would read.
     """
 
@@ -425,6 +442,12 @@ class Chunk:
     pages: Ordered[int]
     logit_rows: tuple[int, ...] = ()
     hidden_rows: Ordered[int] = ()
+    targets: tuple[int, ...] = ()
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token comes of it."""
+        return len(self.logit_rows) > len(self.targets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,14 @@ import gc
 import json
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from tierd.backends import library
 from tierd.backends.host import HostBackend, HostExecutor
+from tierd.backends.protocol import SCORED_ROWS
 from tierd.backends.rails.executor import RailsExecutor
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.vkapi import roles_on_device
@@ -46,7 +48,9 @@ def fill(slot: Slot, executor: HostExecutor | RailsExecutor) -> None:
     count = slot.chunk_rows // streams + 1  # of rows of each
     pages = -(-count // executor.page_positions)
     tables = (tuple(range(first, first + pages)) for first in range(0, streams * pages, pages))
-    executor.run(Batch(tuple(Chunk((5,) * count, 0, table, (0,)) for table in tables)))
+    chunks = [Chunk((5,) * count, 0, table, (0,)) for table in tables]
+    chunks[0] = replace(chunks[0], logit_rows=tuple(range(1 + SCORED_ROWS)))
+    executor.run(Batch(tuple(chunks)))
 
 
 def on_device(executor: ResidentExecutor) -> int:

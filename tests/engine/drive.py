@@ -15,6 +15,7 @@ from tierd.engine.flights import counting
 from tierd.engine.pooling import pool
 from tierd.engine.sampler import pick, score
 from tierd.engine.scheduler import commit, leave, moved, schedule, settle
+from tierd.engine.scoring import measure
 from tierd.errors import ExecutorError
 from tierd.slot import Slot, Step
 
@@ -55,7 +56,7 @@ def complete(slot: Slot, note: Callable[[Step, Result], None] | None = None) -> 
         note(step, result)
     tokens = pick(step, result, counting(slot, step))
     pool(step, result, counting(slot, step))
-    return commit(slot, step, tokens, score(step, result, tokens))
+    return commit(slot, step, tokens, score(step, result, tokens), measure(step, result))
 
 
 def carry(slot: Slot) -> bool:

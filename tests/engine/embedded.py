@@ -25,7 +25,7 @@ def embed(
     dimensions: int | None = None,
     model: str = "null",
 ) -> Request:
-    return replace(request(id, prompt, 1, model=model), embedding=Embedding(pooling, dimensions))
+    return replace(request(id, prompt, 0, model=model), embedding=Embedding(pooling, dimensions))
 
 
 def pooled(states: npt.NDArray[np.floating], pooling: Pooling, dimensions: int | None = None) -> Vector:

@@ -275,7 +275,7 @@ def test_a_stream_cancelled_in_a_step_that_fails_ends_once() -> None:
         (request("a", model="other"), ModelNotFoundError, "there is no model 'other'; models served: null"),
         (request("a", b"1234567", 4), ContextLengthExceededError, "7 prompt tokens and 4 tokens of output"),
         (request("a", b""), InvalidRequestError, "at least one prompt token"),
-        (request("a", b"1", 0), InvalidRequestError, "one token of output"),
+        (request("a", b"1", -1), InvalidRequestError, "no less than 0 of output"),
         (request("a", [1, 258]), InvalidRequestError, "outside 0 to 257"),
         (request("a", [-1]), InvalidRequestError, "outside 0 to 257"),
         (request("a", b"1", 2, stop=("",)), InvalidRequestError, "empty"),

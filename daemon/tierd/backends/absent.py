@@ -24,6 +24,7 @@ class AbsentExecutor:
         page_bytes: int,
         pages: int,
         max_rows: int,
+        logit_rows: int,
         vocabulary: int,
         row_bytes: tuple[int, ...],
         depth: int,
@@ -36,6 +37,7 @@ class AbsentExecutor:
         self.page_bytes = page_bytes
         self.pages = pages
         self.max_rows = max_rows
+        self.logit_rows = logit_rows
         self.vocabulary = vocabulary
         self.row_bytes = row_bytes
         self.depth = depth
@@ -51,6 +53,7 @@ class AbsentExecutor:
             page_bytes=executor.page_bytes,
             pages=executor.pages,
             max_rows=executor.max_rows,
+            logit_rows=executor.logit_rows,
             vocabulary=executor.vocabulary,
             row_bytes=executor.row_bytes,
             depth=executor.depth,

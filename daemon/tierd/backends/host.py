@@ -185,7 +185,7 @@ class HostExecutor:
         self.pages = pages
         self.page_bytes = page_bytes(plan, codec)
         self.row_bytes = row_bytes(plan, codec)
-        self.max_rows = max_rows
+        self.max_rows = self.logit_rows = max_rows
         self._pool = pool
         self.vocabulary = plan.vocabulary
         self._ffi, self._lib = library.load()

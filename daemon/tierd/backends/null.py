@@ -67,7 +67,7 @@ class NullExecutor:
         self.pages = pages
         self.page_positions = page_positions
         self.page_bytes = page_bytes
-        self.max_rows = max_rows
+        self.max_rows = self.logit_rows = max_rows
         self.vocabulary = vocabulary
         self.width = width
         self.depth = depth

@@ -21,6 +21,8 @@ from tierd.progress import Progress
 
 # Most bytes of one call of `read_rows` or `write_rows`.
 MOVE_BYTES = 8 << 20
+# Rows of prompts whose logits a step brings at most, beside one row of each stream.
+SCORED_ROWS = 32
 
 Logits = npt.NDArray[np.float32]
 Hidden = npt.NDArray[np.float32]
@@ -87,7 +89,7 @@ class Executor(Protocol):
     page_positions: positions held by one page of K/V.
     page_bytes: of one page, all layers.
     pages: number of pages; ids run from 0 to pages - 1.
-    max_rows: most rows one batch may hold.
+    max_rows: most rows one batch may hold. logit_rows: most of these whose logits may be wanted.
     vocabulary: length of one row of logits.
     row_bytes: of one position in each of the plan's row stores, in their order: K of all heads, then V of all
     heads, each in the codec's bytes. They are the same whatever the executor.
@@ -102,6 +104,7 @@ class Executor(Protocol):
     page_bytes: int
     pages: int
     max_rows: int
+    logit_rows: int
     vocabulary: int
     row_bytes: tuple[int, ...]
     depth: int

@@ -29,10 +29,11 @@ def flights(slot: Slot) -> Mapping[Sequence, Flight]:
         row = 0
         for sequence, chunk in zip(step.sequences, step.chunks, strict=True):
             count = len(chunk.logit_rows)
+            last = row + count - 1
             if sequence in found and sequence not in step.void:
                 before = found[sequence]
-                latest = row if count and step is slot.steps[-1] else None
-                found[sequence] = Flight(before.rows + len(chunk.tokens), before.tokens + count, latest)
+                latest = last if chunk.draws and step is slot.steps[-1] else None
+                found[sequence] = Flight(before.rows + len(chunk.tokens), before.tokens + chunk.draws, latest)
             row += count
     return found
 

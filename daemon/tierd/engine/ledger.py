@@ -42,10 +42,12 @@ class Timeline:
     first_token: float | None = None
     last_token: float | None = None
 
-    def on(self, usage: Usage) -> Usage:
-        """Return the counts with what they took."""
-        if self.started is None or self.first_token is None or self.last_token is None:
+    def on(self, usage: Usage, now: float) -> Usage:
+        """Return the counts with what they took. now: when the request ends."""
+        if self.started is None:
             return usage
+        if self.first_token is None or self.last_token is None:
+            return replace(usage, prompt_s=now - self.started)
         return replace(
             usage,
             prompt_s=self.first_token - self.started,
@@ -111,7 +113,7 @@ class Ledger:
         first, between = metrics.time_to_first_token.labels(model), metrics.inter_token.labels(model)
         fed = sampled = discarded = 0
         for sequence, chunk, token in zip(step.sequences, step.chunks, tokens, strict=True):
-            discarded += bool(chunk.logit_rows) and token is None
+            discarded += chunk.draws and token is None
             timeline = self._timelines.get(sequence.request.id)
             if timeline is None:  # it has left meanwhile
                 continue
@@ -179,7 +181,7 @@ class Ledger:
         _log(request, sequence, timeline, now, outcome, error)
         if isinstance(event, FailedEvent):
             return event
-        return replace(event, usage=timeline.on(event.usage))
+        return replace(event, usage=timeline.on(event.usage, now))
 
     def published(self, snapshot: Snapshot) -> None:
         """Set the gauges, and count what has been preempted since."""

@@ -27,6 +27,7 @@ from tierd.core import (
     Sequence,
     StartedEvent,
     TerminalEvent,
+    TokenLogprobs,
 )
 from tierd.engine import queue
 from tierd.engine.answers import Answers
@@ -346,7 +347,7 @@ class Loop:
             case Stranded(request_id, error):
                 if request_id in self._live:
                     self.end(*self._live[request_id], FailedEvent(error))
-            case StepDone(slot, step, result, seconds):
+            case StepDone(slot, step, result, seconds, scores):
                 device = self._devices[slot.executor.name]
                 device.turns.end(slot.id, seconds)
                 if not isinstance(result, Exception):
@@ -354,7 +355,7 @@ class Loop:
                 self._everyone[slot] = self._everyone.pop(slot)
                 settle(slot, step, failed=isinstance(result, Exception))
                 self._fallbacks.guests_done(slot, step, failed=isinstance(result, Exception))
-                self._complete(slot, step, result, seconds)
+                self._complete(slot, step, result, seconds, scores)
             case MoveDone(slot, move, error):
                 self._moved(slot, move, error)
             case SpillDone():
@@ -423,7 +424,14 @@ class Loop:
             slot, sequence = self._live[request_id]
             self.end(slot, sequence, FinishedEvent(reason, usage(sequence)))
 
-    def _complete(self, slot: Slot, step: Step, result: Result | Exception, seconds: float) -> None:
+    def _complete(
+        self,
+        slot: Slot,
+        step: Step,
+        result: Result | Exception,
+        seconds: float,
+        scores: Ordered[tuple[TokenLogprobs, ...]] = (),
+    ) -> None:
         if slot.lost:
             return
         try:
@@ -432,7 +440,7 @@ class Loop:
             tokens = pick(step, result, counting(slot, step))
             pool(step, result, counting(slot, step))
             self._ledger.stepped(slot, step, tokens, seconds, result)
-            for sequence, event in commit(slot, step, tokens, score(step, result, tokens)):
+            for sequence, event in commit(slot, step, tokens, score(step, result, tokens), scores):
                 if isinstance(event, TerminalEvent):
                     self.end(slot, sequence, event)
                 else:

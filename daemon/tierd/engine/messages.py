@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tierd.backends.protocol import Result
-from tierd.core import Request
+from tierd.core import Request, TokenLogprobs
 from tierd.engine.catalogue import CatalogueEntry
 from tierd.engine.operation import Operation
 from tierd.errors import TierdError
@@ -144,12 +145,16 @@ class LoadDone:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A runner is through with a slot's step. seconds: how long it took."""
+    """A runner is through with a slot's step. seconds: how long it took.
+
+    scores: log-probabilities of the prompt's tokens that each of its sequences gets.
+    """
 
     slot: Slot
     step: Step
     result: Result | Exception
     seconds: float
+    scores: Ordered[tuple[TokenLogprobs, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)

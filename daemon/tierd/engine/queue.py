@@ -32,8 +32,8 @@ LONGEST_RETRY_S = 3600
 
 def check(request: Request, slot: Slot) -> None:
     """Raise RequestError for what would block the queue for good, or fail a batch that others share. Pure."""
-    if not request.prompt or request.max_tokens < 1:
-        raise InvalidRequestError("a request needs at least one prompt token and one token of output")
+    if not request.prompt or request.max_tokens < 0:
+        raise InvalidRequestError("a request needs at least one prompt token, and no less than 0 of output")
     if max(request.prompt) >= slot.executor.vocabulary or min(request.prompt) < 0:
         raise InvalidRequestError(
             f"the prompt holds a token id outside 0 to {slot.executor.vocabulary - 1}", param="prompt"

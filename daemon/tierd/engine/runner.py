@@ -8,8 +8,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from tierd.backends.protocol import Result
+from tierd.core import TokenLogprobs
 from tierd.engine.messages import Message, MoveDone, StepDone
 from tierd.engine.pace import Paces
+from tierd.engine.scoring import measure
 from tierd.engine.turns import Turns
 from tierd.kv.moves import Move, Slice
 from tierd.slot import Slot, Step
@@ -67,14 +69,16 @@ def _collect(slot: Slot, step: Step) -> StepDone:
     """Wait for a step, and a moment for what streams may go on with that have a grammar."""
     started = time.monotonic()
     result: Result | Exception
+    scores: list[tuple[TokenLogprobs, ...]] = []
     try:
         result = slot.executor.collect()
+        scores = measure(step, result)
     except Exception as error:
         result = error
     done = time.monotonic()
     for following in step.following:
         following.wait(max(0.0, done + LATE_S - time.monotonic()))
-    return StepDone(slot, step, result, done - started)
+    return StepDone(slot, step, result, done - started, scores)
 
 
 def _carry(slot: Slot, move: Move, parts: Slice) -> MoveDone:

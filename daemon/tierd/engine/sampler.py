@@ -58,14 +58,14 @@ def pick(step: Step, result: Result, wanted: Ordered[bool]) -> list[int | None]:
     row = 0
     for chunk, sequence, cares in zip(step.chunks, step.sequences, wanted, strict=True):
         token = None
-        if chunk.logit_rows and cares:
-            drawn = result.drawn(row)
+        row += len(chunk.logit_rows)
+        if chunk.draws and cares:
+            drawn = result.drawn(row - 1)
             sequence.foreseen = -1 if drawn is None else drawn
             token = drawn
             if drawn is None and not _is_late(sequence):
-                token = _pick(result.logits(row), sequence)
+                token = _pick(result.logits(row - 1), sequence)
         tokens.append(token)
-        row += len(chunk.logit_rows)
     return tokens
 
 
@@ -78,8 +78,8 @@ def score(step: Step, result: Result, tokens: Ordered[int | None]) -> list[Token
     row = 0
     for chunk, sequence, token in zip(step.chunks, step.sequences, tokens, strict=True):
         top = sequence.request.top_logprobs
-        scores.append(None if token is None or top is None else result.logprobs(row, token, top))
         row += len(chunk.logit_rows)
+        scores.append(None if token is None or top is None else result.logprobs(row - 1, token, top))
     return scores
 
 

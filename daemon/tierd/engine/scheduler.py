@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 
+from tierd.backends.protocol import SCORED_ROWS
 from tierd.core import (
     Batch,
     Chunk,
@@ -33,6 +34,7 @@ from tierd.engine.pace import Allowance
 from tierd.engine.pooling import vector_of, wanted_states
 from tierd.engine.preemption import give_way, provide
 from tierd.engine.sampler import awaits_text, draw
+from tierd.engine.scoring import most_rows, spare_rows, target_draw, wanted_targets
 from tierd.slot import Slot, Step, line_up
 
 
@@ -56,7 +58,8 @@ def schedule(slot: Slot, allowance: Allowance | None = None) -> Step | None:
     guests = (slot.guests.popleft(),) if slot.guests else ()
     allowance = allowance or Allowance(slot.chunk_rows)
     allowance.rows -= sum(len(guest.chunk.tokens) for guest in guests)
-    rows = choose_rows(there, allowance, slot.home.most, whole=not slot.executor.prefill_continues)
+    whole = not slot.executor.prefill_continues
+    rows = choose_rows(there, allowance, slot.home.most, whole=whole, spare=spare_rows(slot))
     if not rows and not guests:
         return None
     sequences = tuple(sequence for sequence, _ in rows)
@@ -64,14 +67,14 @@ def schedule(slot: Slot, allowance: Allowance | None = None) -> Step | None:
     draws: tuple[Draw, ...] = ()
     if slot.executor.depth > 1:
         draws = tuple(
-            draw(sequence, chunk.start + len(chunk.tokens), slot.executor.vocabulary)
+            each
             for sequence, chunk in zip(sequences, chunks, strict=True)
-            if chunk.logit_rows
+            for each in _draws(sequence, chunk, slot.executor.vocabulary)
         )
     following = tuple(
         sequence.following
         for sequence, chunk in zip(sequences, chunks, strict=True)
-        if sequence.following is not None and chunk.logit_rows
+        if sequence.following is not None and chunk.draws
     )
     return Step(Batch((*chunks, *(guest.chunk for guest in guests)), draws), sequences, guests, following)
 
@@ -102,14 +105,20 @@ def admit(slot: Slot) -> None:
 
 
 def choose_rows(
-    running: Mapping[Sequence, Flight], allowance: Allowance, most: int, *, whole: bool = False
+    running: Mapping[Sequence, Flight],
+    allowance: Allowance,
+    most: int,
+    *,
+    whole: bool = False,
+    spare: int = SCORED_ROWS,
 ) -> list[tuple[Sequence, int]]:
     """Return (sequence, number of rows) for the next step, in the order of `running`. Spends the allowance.
 
     Who generates gets a row in every step, whoever prefills. Prompts share the allowance in order, so each of
     them is done after the rows of those before it and its own, whatever stands behind. So do streams
     whose rows are lost, with all their tokens. most: positions that a stream can have. whole: prompts are fed
-    in one piece, when there is room for it.
+    in one piece, when there is room for it. spare: rows of prompts whose logits may be wanted, beside one of
+    each stream.
     """
     rows: list[tuple[Sequence, int]] = []
     for sequence, flight in running.items():
@@ -123,8 +132,11 @@ def choose_rows(
         left = min(len(sequence.tokens), most) - there
         if left == 1 and sequence.generated:
             rows.append((sequence, 1))
-        elif left and not (whole and left > allowance.rows) and (count := allowance.take(there, left)):
-            rows.append((sequence, count))
+        elif left and not (whole and left > allowance.rows):
+            fits = left if whole else min(left, most_rows(sequence, there, spare))
+            if count := allowance.take(there, fits):
+                rows.append((sequence, count))
+                spare -= max(0, len(wanted_targets(sequence, there, there + count)) - 1)
     return rows
 
 
@@ -147,31 +159,37 @@ def _can_look_ahead(sequence: Sequence, flight: Flight) -> bool:
 
 
 def commit(
-    slot: Slot, step: Step, tokens: Ordered[int | None], scores: Ordered[TokenLogprobs | None] = ()
+    slot: Slot,
+    step: Step,
+    tokens: Ordered[int | None],
+    scores: Ordered[TokenLogprobs | None] = (),
+    of_prompts: Ordered[tuple[TokenLogprobs, ...]] = (),
 ) -> list[tuple[Sequence, Event]]:
     """Book a finished step; return the events of its sequences, in order.
 
     tokens: the next token of each sequence of the step, None where its prompt is not fed whole yet, its row
     is void, or its last row is to be fed again. scores: their log-probabilities, None where nobody asks; ()
-    when nobody does at all.
+    when nobody does at all. of_prompts: those of each one's prompt; () when nobody asks.
     What a sequence that has left meanwhile would have got is thrown away.
     """
     events: list[tuple[Sequence, Event]] = []
     scores = scores or (None,) * len(tokens)
     counts = counting(slot, step)
-    for sequence, chunk, counted, token, score in zip(
-        step.sequences, step.chunks, counts, tokens, scores, strict=True
+    of_prompts = of_prompts or ((),) * len(tokens)
+    for sequence, chunk, counted, token, score, of_prompt in zip(
+        step.sequences, step.chunks, counts, tokens, scores, of_prompts, strict=True
     ):
         if not counted:
             continue
-        sequence.fed += len(chunk.tokens) - (token is None and bool(chunk.logit_rows))
+        sequence.fed += len(chunk.tokens) - (token is None and chunk.draws)
         slot.home.advanced(sequence)
+        if of_prompt:
+            sequence.scored = chunk.start + chunk.logit_rows[len(chunk.targets) - 1] + 1
+            events.append((sequence, TextEvent("", prompt=of_prompt)))
         if token is None:
-            if sequence.request.embedding is not None and sequence.fed == len(sequence.tokens):
+            if not sequence.request.max_tokens and sequence.fed == len(sequence.tokens):
                 leave(slot, sequence)
-                events.append(
-                    (sequence, FinishedEvent(FinishReason.STOP, usage(sequence), vector_of(sequence)))
-                )
+                events.append((sequence, _fed(sequence)))
             continue
         sequence.tokens.append(token)
         if token != sequence.foreseen:
@@ -186,6 +204,13 @@ def commit(
         elif sequence.following is not None:
             sequence.following.advance(token)
     return events
+
+
+def _fed(sequence: Sequence) -> FinishedEvent:
+    """Return the end of a stream that wanted nothing but to have its prompt fed."""
+    if sequence.request.embedding is None:
+        return FinishedEvent(FinishReason.LENGTH, usage(sequence))
+    return FinishedEvent(FinishReason.STOP, usage(sequence), vector_of(sequence))
 
 
 def leave(slot: Slot, sequence: Sequence) -> None:
@@ -295,13 +320,26 @@ def _chunk(slot: Slot, sequence: Sequence, flight: Flight, count: int) -> Chunk:
     start = sequence.fed + flight.rows
     end = start + count
     slot.home.cover(sequence, end)
+    targets = wanted_targets(sequence, start, end)
+    draws = end >= len(sequence.tokens) and sequence.request.max_tokens > 0
+    last = min(end, len(sequence.request.prompt) - 1) - start  # rows up to here may be scored
     return Chunk(
         tokens=(-1 - flight.latest,) if flight.latest is not None else tuple(sequence.tokens[start:end]),
         start=start,
         pages=tuple(sequence.pages),
-        logit_rows=(count - 1,) if end >= len(sequence.tokens) and sequence.request.embedding is None else (),
+        logit_rows=(*range(last - len(targets), last), *((count - 1,) if draws else ())),
         hidden_rows=wanted_states(sequence, start, end),
+        targets=targets,
     )
+
+
+def _draws(sequence: Sequence, chunk: Chunk, vocabulary: int) -> list[Draw]:
+    """Say how to pick a token for each of a chunk's rows of logits."""
+    top = sequence.request.prompt_logprobs
+    draws = [target_draw(token, top, vocabulary) for token in chunk.targets]
+    if chunk.draws:
+        draws.append(draw(sequence, chunk.start + len(chunk.tokens), vocabulary))
+    return draws
 
 
 def _let_go(slot: Slot, sequence: Sequence) -> None:

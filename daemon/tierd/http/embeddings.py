@@ -72,7 +72,7 @@ class EmbeddingRoutes:
                 id=f"embd-{request.state.request_id}{f'/{index}' if index else ''}",
                 model=entry.id,
                 prompt=tuple(ids),
-                max_tokens=1,
+                max_tokens=0,
                 sampling=SamplingParams(),
                 priority=body.priority or 0,
                 embedding=embedding,

@@ -68,7 +68,7 @@ class PagedHome:
 
     def pages_needed(self, request: Request) -> int:
         """Return how many pages a request may ever fill: the last token it asks for is never fed."""
-        return pages_for(len(request.prompt) + request.max_tokens - 1, self.executor.page_positions)
+        return pages_for(request.positions_fed, self.executor.page_positions)
 
     def refusal(self, request: Request) -> str:
         """See Home."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tierd.backends.protocol import Backend
+from tierd.backends.protocol import SCORED_ROWS, Backend
 from tierd.errors import ModelError
 from tierd.kv.sizing import CacheSize, PromisedMemory, available_memory, memory_budget, size_cache
 from tierd.models import GGUFFile
@@ -77,7 +77,7 @@ def host_need(
         trained=plan.context,
         max_rows=max_rows,
         weights=backend.weight_bytes(plan, file),
-        step=backend.step_bytes(plan, max_rows, model.streams),
+        step=backend.step_bytes(plan, max_rows, model.streams + SCORED_ROWS),
         page=backend.page_bytes(plan, KV_CODECS[model.codec]),
         page_positions=backend.page_positions,
     )

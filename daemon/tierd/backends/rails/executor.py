@@ -42,6 +42,7 @@ class RailsExecutor:
         self.row_bytes = host.row_bytes
         self.pages = host.pages
         self.max_rows = host.max_rows
+        self.logit_rows = host.logit_rows
         self.vocabulary = host.vocabulary
         self.layers: tuple[int, ...] = ()  # whose matmuls are on the device
         self.least = rows

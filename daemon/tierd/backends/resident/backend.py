@@ -143,6 +143,7 @@ def absent(prepared: Prepared, shape: Shape) -> AbsentExecutor:
         page_bytes=regions.region_bytes(prepared.demand.stores, codec, shape.positions),
         pages=shape.regions,
         max_rows=shape.max_rows,
+        logit_rows=shape.selected,
         vocabulary=prepared.plan.vocabulary,
         row_bytes=row_bytes(prepared.plan, codec),
         depth=executor.depth,

@@ -196,6 +196,7 @@ class ResidentExecutor:
         self.page_bytes = regions.region_bytes(lowering.stores.values(), codec, shape.positions)
         self.row_bytes = row_bytes(plan, codec)
         self.max_rows = shape.max_rows
+        self.logit_rows = shape.selected
         self._device = device
         self._pipelines = pipelines
         self._lowering = lowering
