@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from live import Live, serve
 from tierd.backends.host import HostBackend
@@ -38,10 +41,69 @@ def test_a_tiny_model_answers(tiny_model: ModelSettings) -> None:
     )
 
 
-def test_a_real_model_knows_its_capitals(smollm2_path: Path) -> None:
-    model = ModelSettings(id="smollm2", path=smollm2_path, default=True, context=512, streams=1)
-    with host_server(model) as live, live.client() as client:
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> Iterator[Live]:
+    model = ModelSettings(id="smollm2", path=smollm2_path, default=True, context=1024, streams=1)
+    with host_server(model) as live:
+        yield live
+
+
+def test_a_real_model_knows_its_capitals(smollm2: Live) -> None:
+    with smollm2.client() as client:
         completion = client.completions.create(
             model="smollm2", prompt="The capital of France is", max_tokens=3, temperature=0
         )
-        assert completion.choices[0].text.startswith(" Paris")
+    assert completion.choices[0].text.startswith(" Paris")
+
+
+def test_a_real_model_goes_on_from_what_it_has_begun_with(smollm2: Live) -> None:
+    asked = {"role": "user", "content": "What is the capital of France?"}
+    begun = {"role": "assistant", "content": "The capital of France is"}
+    with smollm2.client() as client:
+        answer = client.chat.completions.create(
+            model="smollm2", messages=[asked, begun], max_tokens=3, temperature=0
+        )
+    assert answer.choices[0].message.content.startswith(" Paris")
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather of a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string", "maxLength": 12}, "unit": {"enum": ["C", "F"]}},
+            "required": ["place", "unit"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_real_model_calls_what_it_must(smollm2: Live, stream: bool) -> None:
+    """Its template knows no tools, so it is told of them in words, and a grammar holds it to them."""
+    arguments = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "How is the weather in Paris?"}],
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    with smollm2.client() as client:
+        if stream:
+            with client.chat.completions.stream(**arguments) as events:
+                answer = events.get_final_completion()
+        else:
+            answer = client.chat.completions.create(**arguments)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content in (None, "")
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "weather"
+    given = json.loads(call.function.arguments)
+    assert given.keys() == {"place", "unit"}
+    assert given["place"] == "Paris"
+    assert given["unit"] in ("C", "F")

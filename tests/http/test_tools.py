@@ -12,7 +12,6 @@ import pytest
 from chat import templates
 from live import Live, serve, wait_until
 from live_script import ScriptedBackend
-from tierd.backends.host import HostBackend
 from tierd.settings import ModelSettings
 from tiny import write_llama
 
@@ -239,28 +238,3 @@ def test_a_tool_whose_schema_is_none_is_refused(speaking: Speaking) -> None:
     body = {"model": "hermes", "messages": [USER], "tools": [broken], "tool_choice": "required"}
     status, error = speaking.live.refusal(CHAT, body)
     assert (status, error["param"]) == (400, "tools")
-
-
-def test_a_real_model_calls_what_it_must(smollm2_path: Any) -> None:
-    backend = HostBackend(2)
-    with serve(
-        [ModelSettings(id="smol", path=smollm2_path, default=True, context=1024)], backend=backend
-    ) as live:
-        with live.client() as client:
-            answer = client.chat.completions.create(
-                model="smol",
-                messages=[USER],
-                tool_choice="required",
-                parallel_tool_calls=False,
-                temperature=0,
-                max_tokens=60,
-                **TOOLS,
-            )
-        free = live.post(CHAT, {"messages": [USER], "max_tokens": 8} | TOOLS)
-    backend.close()
-    assert answer.choices[0].finish_reason == "tool_calls"
-    (call,) = answer.choices[0].message.tool_calls
-    arguments = json.loads(call.function.arguments)
-    assert call.function.name in ("look", "clock")
-    assert call.function.name == "clock" or arguments["at"] in ("me", "you")
-    assert free.status_code == 200
