@@ -128,6 +128,35 @@ def test_messages_and_generation_prompt(render: Render) -> None:
     assert render(template, messages, add_generation_prompt=False) == "user=é<b>\n;assistant=\ud800;"
 
 
+def test_tools_documents_and_more_variables(tokenizer: Tokenizer) -> None:
+    template = (
+        "{% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{{ documents[0].text }}{{ mood }}"
+        "{{ messages | length }}{{ add_generation_prompt }}{% set local = 1 %}{{ local }}{{ bos_token }}"
+    )
+    built = build_renderer(made_up(), tokenizer, template)
+    assert built is not None
+    tools = [{"type": "function", "function": {"name": "é", "parameters": {"a": [1.5, None, True]}}}]
+    more = {"documents": [{"text": "D"}], "mood": "glad", "messages": "not these", "add_generation_prompt": 7}
+    text = built.render([{"role": "user"}], tools=tools, variables=more)
+    assert text == '{"name": "é", "parameters": {"a": [1.5, null, true]}}Dglad1True1<s>'
+    assert built.takes == {"tools", "documents", "mood", "messages", "add_generation_prompt", "bos_token"}
+
+
+def test_variables_have_the_bounds_that_messages_have(tokenizer: Tokenizer) -> None:
+    built = build_renderer(made_up(), tokenizer, "{{ x | tojson }}")
+    assert built is not None
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        built.render([], variables={"x": deep})
+    with pytest.raises(InvalidRequestError, match="the text it makes is too long"):
+        built.render([], variables={"x": "é" * renderer.MOST_CHARACTERS})
+    assert built.render([], variables={"x": [1]}) == "[1]"
+    while deep:  # a list of that depth cannot be freed at once
+        deep = deep[0]
+
+
 def test_strftime_now_is_now(render: Render) -> None:
     before = datetime.now().replace(microsecond=0)
     shown = datetime.strptime(render("{{ strftime_now('%Y-%m-%d %H:%M:%S') }}"), "%Y-%m-%d %H:%M:%S")

@@ -23,6 +23,7 @@ MODELS = {
     "r1": templates.R1,
     "gpt-oss": templates.GPT_OSS,
     "gemma": templates.GEMMA,
+    "rag": "{% for d in documents or [] %}{{ d.title }}: {{ d.text }}\n{% endfor %}{{ messages[-1].content }}",
 }
 
 
@@ -190,7 +191,9 @@ def test_templates_get_variables_efforts_and_documents(speaking: Speaking) -> No
     assert "Reasoning: low" in speaking.prompt(model="gpt-oss", reasoning_effort="minimal")
     given = {"chat_template_kwargs": {"reasoning_effort": "utmost"}}
     assert "Reasoning: utmost" in speaking.prompt(model="gpt-oss", **given)
-    status, error = speaking.live.refusal(CHAT, {"messages": [USER], "documents": [{"text": "a"}]})
+    documents = {"documents": [{"title": "Ulm", "text": "It rains."}]}
+    assert speaking.prompt(model="rag", **documents) == "Ulm: It rains.\nhi"
+    status, error = speaking.live.refusal(CHAT, {"messages": [USER]} | documents)
     assert (status, error["param"]) == (400, "documents")
 
 

@@ -181,7 +181,11 @@ class _Worker:
     def ask(self, message: Mapping[str, object]) -> str:
         """Send a message and return the answer. Raises TemplateError; the worker may then be dead."""
         try:
-            self._connection.send_bytes(json.dumps(message).encode())
+            sent = json.dumps(message).encode()
+        except RecursionError:
+            raise TemplateError("what it is given is nested too deeply") from None
+        try:
+            self._connection.send_bytes(sent)
             if not self._connection.poll(_PATIENCE_SECONDS):
                 raise TimeoutError
             answer = self._connection.recv_bytes().decode("utf-8", "surrogatepass")
