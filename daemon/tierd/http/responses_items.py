@@ -17,6 +17,7 @@ from tierd.http.responses_events import (
     Event,
     ItemAdded,
     ItemDone,
+    Part,
     PartAdded,
     PartDone,
     ReasoningDelta,
@@ -75,15 +76,7 @@ class GrowingMessage:
     def begin(self, numbers: Iterator[int]) -> list[Event]:
         """See Growing."""
         empty = OutputMessage(id=self._id, status="in_progress", content=[])
-        return [
-            ItemAdded(sequence_number=next(numbers), output_index=self._index, item=empty),
-            PartAdded(
-                sequence_number=next(numbers),
-                item_id=self._id,
-                output_index=self._index,
-                part=OutputText(text=""),
-            ),
-        ]
+        return _begun(empty, self._index, OutputText(text=""), numbers)
 
     def add(self, piece: Piece, numbers: Iterator[int]) -> list[Event]:
         """See Growing."""
@@ -106,17 +99,14 @@ class GrowingMessage:
         self._status = status
         item = self.item()
         (part,) = item.content
-        return [
-            TextDone(
-                sequence_number=next(numbers),
-                item_id=self._id,
-                output_index=self._index,
-                text=part.text,
-                logprobs=part.logprobs,
-            ),
-            PartDone(sequence_number=next(numbers), item_id=self._id, output_index=self._index, part=part),
-            ItemDone(sequence_number=next(numbers), output_index=self._index, item=item),
-        ]
+        done = TextDone(
+            sequence_number=next(numbers),
+            item_id=self._id,
+            output_index=self._index,
+            text=part.text,
+            logprobs=part.logprobs,
+        )
+        return [done, *_ended(item, self._index, part, numbers)]
 
     def item(self) -> OutputMessage:
         """See Growing."""
@@ -140,15 +130,7 @@ class GrowingReasoning:
     def begin(self, numbers: Iterator[int]) -> list[Event]:
         """See Growing."""
         empty = Reasoning(id=self._id, status="in_progress", content=[])
-        return [
-            ItemAdded(sequence_number=next(numbers), output_index=self._index, item=empty),
-            PartAdded(
-                sequence_number=next(numbers),
-                item_id=self._id,
-                output_index=self._index,
-                part=ReasoningText(text=""),
-            ),
-        ]
+        return _begun(empty, self._index, ReasoningText(text=""), numbers)
 
     def add(self, piece: Piece, numbers: Iterator[int]) -> list[Event]:
         """See Growing."""
@@ -165,13 +147,10 @@ class GrowingReasoning:
         self._status = status
         item = self.item()
         (part,) = item.content
-        return [
-            ReasoningDone(
-                sequence_number=next(numbers), item_id=self._id, output_index=self._index, text=part.text
-            ),
-            PartDone(sequence_number=next(numbers), item_id=self._id, output_index=self._index, part=part),
-            ItemDone(sequence_number=next(numbers), output_index=self._index, item=item),
-        ]
+        done = ReasoningDone(
+            sequence_number=next(numbers), item_id=self._id, output_index=self._index, text=part.text
+        )
+        return [done, *_ended(item, self._index, part, numbers)]
 
     def item(self) -> Reasoning:
         """See Growing."""
@@ -231,6 +210,22 @@ class GrowingCall:
             call_id=self._called.id,
             name=self._called.name,
         )
+
+
+def _begun(item: OutputItem, index: int, part: Part, numbers: Iterator[int]) -> list[Event]:
+    """Return the events of the beginning of an item with a part."""
+    return [
+        ItemAdded(sequence_number=next(numbers), output_index=index, item=item),
+        PartAdded(sequence_number=next(numbers), item_id=item.id, output_index=index, part=part),
+    ]
+
+
+def _ended(item: OutputItem, index: int, part: Part, numbers: Iterator[int]) -> list[Event]:
+    """Return the events of the end of an item with a part."""
+    return [
+        PartDone(sequence_number=next(numbers), item_id=item.id, output_index=index, part=part),
+        ItemDone(sequence_number=next(numbers), output_index=index, item=item),
+    ]
 
 
 def _logprobs(written: ChatLogprobs) -> list[Logprob]:
