@@ -23,7 +23,7 @@ MODELS = {
     "r1": templates.R1,
     "gpt-oss": templates.GPT_OSS,
     "gemma": templates.GEMMA,
-    "rag": "{% for d in documents or [] %}{{ d.title }}: {{ d.text }}\n{% endfor %}{{ messages[-1].content }}",
+    "rag": "{% for d in documents or [] %}{{ d.title }}: {{ d.text }}\n{% endfor %}{{ messages[0].content }}",
 }
 
 
