@@ -42,6 +42,10 @@ def choice(name: str) -> dict[str, object]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowed(mode: str, *tools: dict[str, object]) -> dict[str, object]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
 def deep(levels: int) -> dict[str, object]:
     return {"a": deep(levels - 1)} if levels else {}
 
@@ -147,6 +151,22 @@ TOOL = tool("f")
         (CHAT, {"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         (CHAT, {"tools": [TOOL], "tool_choice": choice("g")}, "tool_choice.function.name"),
         (CHAT, {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        (
+            CHAT,
+            {"tools": [TOOL], "tool_choice": allowed("none", choice("f"))},
+            "tool_choice.allowed_tools.mode",
+        ),
+        (CHAT, {"tools": [TOOL], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        (
+            CHAT,
+            {"tools": [TOOL], "tool_choice": allowed("auto", {"type": "custom"})},
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
+        (
+            CHAT,
+            {"tools": [TOOL], "tool_choice": allowed("auto", choice("f"), choice("g"))},
+            "tool_choice.allowed_tools.tools[1].function.name",
+        ),
         (CHAT, {"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         (CHAT, {"functions": [{}]}, "functions"),
         (CHAT, {"function_call": "auto"}, "function_call"),

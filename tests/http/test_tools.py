@@ -203,6 +203,17 @@ def test_a_call_can_be_forced(speaking: Speaking, model: str) -> None:
     assert isinstance(arguments.get("long", False), bool)
 
 
+def test_some_of_the_tools_can_be_allowed(speaking: Speaking) -> None:
+    def allowed(mode: str, name: str) -> dict[str, Any]:
+        tools = [{"type": "function", "function": {"name": name}}]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+    one = {"parallel_tool_calls": False, "tool_choice": allowed("required", "clock")}
+    assert speaking.calls("No.", **one) == [("clock", {})]
+    assert speaking.choices(ME, tool_choice=allowed("auto", "clock"))[0]["content"] == ME
+    assert speaking.calls(ME, tool_choice=allowed("auto", "look")) == [("look", {"at": "me"})]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_calls_and_results_go_into_the_next_prompt(speaking: Speaking, model: str) -> None:
     speaking.backend.says = "No."

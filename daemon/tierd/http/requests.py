@@ -193,11 +193,26 @@ class FunctionChosen(msgspec.Struct):
     name: str
 
 
-class ToolChoice(msgspec.Struct):
-    """`tool_choice` where it names a tool."""
+class ToolNamed(msgspec.Struct):
+    """One of the tools that AllowedTools leaves."""
 
     type: str
     function: FunctionChosen | None = None
+
+
+class AllowedTools(msgspec.Struct):
+    """`tool_choice.allowed_tools`: some of the tools. mode: "auto" or "required"."""
+
+    mode: str
+    tools: list[ToolNamed]
+
+
+class ToolChoice(msgspec.Struct):
+    """`tool_choice` where it names a tool, or says which are allowed."""
+
+    type: str
+    function: FunctionChosen | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class ChatBody(Generation, kw_only=True):

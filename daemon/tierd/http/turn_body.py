@@ -10,7 +10,7 @@ from tierd.errors import InvalidRequestError
 from tierd.http import translate
 from tierd.http.encoder import Encoder
 from tierd.http.formats import source
-from tierd.http.requests import CallGiven, ChatBody, Message, ToolChoice, ToolGiven
+from tierd.http.requests import AllowedTools, CallGiven, ChatBody, Message, ToolChoice, ToolGiven
 from tierd.http.turn import Turn
 from tierd.http.unsupported import refuse_unsupported
 
@@ -45,7 +45,7 @@ def read_turn(body: ChatBody) -> Turn:
     """
     refuse_unsupported(body)
     max_tokens, tokens_field = translate.asked_tokens(body)
-    offered = tools(body.tools or ())
+    offered, choice = choose(body.tool_choice, tools(body.tools or ()))
     variables = _variables(body)
     thinking = variables.get("enable_thinking", variables.get("thinking"))
     continues, opens = _ending(body)
@@ -55,7 +55,7 @@ def read_turn(body: ChatBody) -> Turn:
         max_tokens=max_tokens,
         tokens_field=tokens_field,
         tools=offered,
-        tool_choice=_choice(body.tool_choice, offered),
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         format=source(body),
         thinking=thinking if isinstance(thinking, bool) else None,
@@ -180,28 +180,54 @@ def check_depth(value: object, field: str) -> None:
         raise InvalidRequestError(f"{field}: nested more than {MAX_DEPTH} levels deep", param=field)
 
 
-def _choice(choice: str | ToolChoice | None, offered: Sequence[Tool]) -> str:
-    """Return the choice as Turn has it."""
+def choose(choice: str | ToolChoice | None, offered: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], str]:
+    """Return the tools that may be called, and the choice among them as Turn has it.
+
+    Raises InvalidRequestError.
+    """
+    field = "tool_choice"
     if isinstance(choice, ToolChoice):
+        if choice.type == "allowed_tools" and choice.allowed_tools is not None:
+            return _allowed(choice.allowed_tools, offered, f"{field}.allowed_tools")
         if choice.type != "function" or choice.function is None:
             raise InvalidRequestError(
-                f"tool_choice.type: {choice.type!r} is not supported; name a function",
-                param="tool_choice.type",
+                f"{field}.type: {choice.type!r} is not supported; name a function", param=f"{field}.type"
             )
-        name = choice.function.name
-        if not any(tool.name == name for tool in offered):
-            raise InvalidRequestError(
-                f"tool_choice.function.name: there is no tool {name!r}", param="tool_choice.function.name"
-            )
-        return name
+        return offered, _find(choice.function.name, offered, f"{field}.function.name").name
     if choice not in (None, *CHOICES):
         raise InvalidRequestError(
-            f"tool_choice: no such choice, {choice!r}; use auto, none, required, or name a function",
-            param="tool_choice",
+            f"{field}: no such choice, {choice!r}; use {', '.join(CHOICES)}, or name a function", param=field
         )
     if choice == "required" and not offered:
-        raise InvalidRequestError("tool_choice: required, but there are no tools", param="tool_choice")
-    return choice or "auto"
+        raise InvalidRequestError(f"{field}: required, but there are no tools", param=field)
+    return offered, choice or "auto"
+
+
+def _allowed(allowed: AllowedTools, offered: tuple[Tool, ...], field: str) -> tuple[tuple[Tool, ...], str]:
+    """Return some of the tools, and whether one of them must be called."""
+    if allowed.mode not in ("auto", "required"):
+        raise InvalidRequestError(
+            f"{field}.mode: no such mode, {allowed.mode!r}; use auto or required", param=f"{field}.mode"
+        )
+    if not allowed.tools:
+        raise InvalidRequestError(f"{field}.tools: empty; name at least one", param=f"{field}.tools")
+    left: dict[str, Tool] = {}
+    for i, one in enumerate(allowed.tools):
+        where = f"{field}.tools[{i}]"
+        if one.type != "function" or one.function is None:
+            raise InvalidRequestError(
+                f"{where}.type: {one.type!r} is not supported; name a function", param=f"{where}.type"
+            )
+        tool = _find(one.function.name, offered, f"{where}.function.name")
+        left[tool.name] = tool
+    return tuple(left.values()), allowed.mode
+
+
+def _find(name: str, offered: Sequence[Tool], field: str) -> Tool:
+    for tool in offered:
+        if tool.name == name:
+            return tool
+    raise InvalidRequestError(f"{field}: there is no tool {name!r}", param=field)
 
 
 def _variables(body: ChatBody) -> dict[str, object]:
