@@ -400,7 +400,7 @@ def test_a_thought_is_free_and_then_the_grammar_holds(models: dict[str, Model], 
             return None
         return {tokenizer.token_text(id) for id in range(tokenizer.vocabulary) if id in mask}
 
-    constraint = format.thought_first(inner, tokenizer, None, "").begin()
+    constraint = format.thought_first(inner, tokenizer, thinking=None).begin()
     assert allowed(constraint) == {"ab", marks.start}
     for token in ids(f"{marks.start}zzz"):
         constraint.advance(token)
@@ -411,7 +411,24 @@ def test_a_thought_is_free_and_then_the_grammar_holds(models: dict[str, Model], 
     (both,) = ids("ab")
     constraint.advance(both)
     assert allowed(constraint) == {"</s>"}
-    begun = format.thought_first(inner, tokenizer, None, marks.start).begin()
+    begun = format.thought_first(inner, tokenizer, thinking=None, opening=marks.start).begin()
     assert allowed(begun) is None
     for thinking, opening in ((False, ""), (None, f"{marks.start}{marks.end}")):
-        assert format.thought_first(inner, tokenizer, thinking, opening) is inner
+        assert format.thought_first(inner, tokenizer, thinking=thinking, opening=opening) is inner
+
+
+def test_a_grammar_holds_for_the_final_message(models: dict[str, Model]) -> None:
+    format, tokenizer = models["GPT_OSS"].format, models["GPT_OSS"].tokenizer
+    inner = models["GPT_OSS"].grammars.compile(Source("regex", "ab"))
+    constraint = format.thought_first(inner, tokenizer, thinking=None).begin()
+    text = "<|channel|>analysis<|message|>zz<|end|><|start|>assistant<|channel|>final<|message|>"
+    for token in tokenizer.encode(text, add_special=False, parse_special=True):
+        assert constraint.allowed() is None
+        constraint.advance(token)
+    (both,) = tokenizer.encode("ab", add_special=False, parse_special=True)
+    mask = constraint.allowed()
+    assert mask is not None
+    assert both in mask
+    assert sum(int(word).bit_count() for word in mask.words) == 1
+    for options in ({"calls": True}, {"opening": "It "}):
+        assert format.thought_first(inner, tokenizer, thinking=None, **options) is inner

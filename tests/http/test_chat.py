@@ -211,6 +211,10 @@ def test_a_grammar_holds_for_what_follows_the_thought(speaking: Speaking) -> Non
     assert (thought, reason) == (None, "stop") or thought == "anything at all"
     assert text in ("12", "34")
     assert speaking.message(said, response_format=format, temperature=0, **OFF)[1] in ("12", "34")
+    said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>No."
+    thought, text, reason = speaking.message(said, model="gpt-oss", response_format=format, temperature=0)
+    assert (thought, reason) == ("hm", "stop")
+    assert text in ("12", "34")
 
 
 def test_what_a_template_refuses_is_the_requests_fault(speaking: Speaking) -> None:

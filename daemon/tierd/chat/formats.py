@@ -13,7 +13,7 @@ from functools import partial
 from tierd.chat.calls import GENERIC, CallSyntax
 from tierd.chat.grammar import Source
 from tierd.chat.harmony import HarmonyParser
-from tierd.chat.reasoning import HARMONY, USUAL, ThoughtMarks
+from tierd.chat.reasoning import FINAL, HARMONY, USUAL, ThoughtMarks
 from tierd.chat.renderer import Renderer
 from tierd.chat.reply import ReplyParser
 from tierd.chat.tagged import TaggedParser
@@ -167,12 +167,26 @@ class ReplyFormat:
         return f"call_{secrets.token_hex(12)}"
 
     def thought_first(
-        self, grammar: Grammar, tokenizer: Tokenizer, thinking: bool | None, opening: str
+        self,
+        grammar: Grammar,
+        tokenizer: Tokenizer,
+        *,
+        thinking: bool | None,
+        opening: str = "",
+        calls: bool = False,
     ) -> Grammar:
-        """Return a grammar that lets a thought come first, where the model may think. See `parser`."""
+        """Return a grammar that lets a thought come first, where the model may think. See `parser`.
+
+        calls: it has the marks that calls begin with. Where answers come in messages, one that has none holds
+        for the final one, and one that has holds from the beginning.
+        """
         if self.marks is None:
             return grammar
         stage = self.marks.stage(opening)
+        if self.marks is HARMONY:
+            if calls or stage == "content":
+                return grammar
+            return ThoughtFirst(grammar, tokenizer, FINAL, begun=True)
         if stage != "thought" and (stage != "opening" or not (self.thinks if thinking is None else thinking)):
             return grammar
         return ThoughtFirst(grammar, tokenizer, self.marks, begun=stage == "thought")

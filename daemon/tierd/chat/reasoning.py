@@ -41,6 +41,8 @@ class ThoughtMarks:
 
 HARMONY = ThoughtMarks("<|channel|>analysis<|message|>", "<|end|>")
 
+# What stands before the final message of such an answer is free, thought or not.
+FINAL = ThoughtMarks("<|channel|>", "<|channel|>final<|message|>")
 USUAL = ThoughtMarks("<think>", "</think>")
 
 FAMILIES = (

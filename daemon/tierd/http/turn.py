@@ -151,7 +151,13 @@ class Turns:
         grammar = await compile_source(self._encoder, entry, source)
         if grammar is None:
             return None
-        return prompt.format.thought_first(grammar, entry.tokenizer, turn.thinks, prompt.opening)
+        return prompt.format.thought_first(
+            grammar,
+            entry.tokenizer,
+            thinking=turn.thinks,
+            opening=prompt.opening,
+            calls=source is not turn.format,
+        )
 
 
 def _parser(turn: Turn, prompt: TurnPrompt, *, constrained: bool) -> ReplyParser:
