@@ -224,6 +224,15 @@ def test_messages_of_one_that_does_not() -> None:
     assert TALK[0]["content"] == "Be brief."
 
 
+def test_what_the_user_says_behind_results_is_one_message_with_them() -> None:
+    more = [*TALK, {"role": "user", "content": "And?"}, {"role": "assistant", "content": "Well."}]
+    told = generic(more, [], parallel=True, system=True, thoughts="")
+    assert [message["role"] for message in told] == ["system", "user", "assistant", "user", "assistant"]
+    assert str(told[3]["content"]).endswith("a nose\n</tool_response>\nAnd?")
+    twice = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    assert generic(twice, [], parallel=True, system=True, thoughts="") == twice
+
+
 def test_tools_are_told_where_a_template_lets_them_be() -> None:
     bare = [{"role": "user", "content": "Look."}]
     (first, _) = generic(bare, [LOOK], parallel=True, system=True, thoughts="")

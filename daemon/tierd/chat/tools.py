@@ -127,6 +127,7 @@ To call one, write its name and its arguments as JSON, in this way and with noth
 it is of use; otherwise answer in plain words."""
 _SEVERAL = "For several calls write several such blocks."
 _ONE = "Write one call at a time."
+_RESULT = "<tool_response>\n{}\n</tool_response>"
 
 
 def generic(
@@ -135,28 +136,35 @@ def generic(
     """Return messages for a template that knows no tools: what concerns them is written into the texts.
 
     system: the template knows system messages; else the tools stand before the first message of the user.
-    thoughts: as of `native`.
+    thoughts: as of `native`. Results, and what the user says behind them, are one message, for there are
+    templates that want roles to alternate.
     """
     given = [_thought(message, thoughts) for message in messages]
     if tools:
         listed = "\n".join(json.dumps(tool.told()["function"], ensure_ascii=False) for tool in tools)
         _add_system(given, _TOLD.format(tools=listed, several=_SEVERAL if parallel else _ONE), system=system)
     plain: list[dict[str, object]] = []
+    results: list[str] = []
+
+    def close_results() -> None:
+        if results:
+            plain.append({"role": "user", "content": "\n".join(results)})
+            results.clear()
+
     for message in given:
         if message["role"] == "tool":
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if plain and plain[-1].pop("answers", False):
-                plain[-1]["content"] = f"{plain[-1]['content']}\n{text}"
-                plain[-1]["answers"] = True
-            else:
-                plain.append({"role": "user", "content": text, "answers": True})
+            results.append(_RESULT.format(message["content"]))
             continue
+        if results and message["role"] == "user":
+            results.append(str(message["content"]))
+            close_results()
+            continue
+        close_results()
         if calls := _calls(message):
             written = [message["content"], *(_written(call) for call in calls)]
             message = {"role": message["role"], "content": "\n".join(str(text) for text in written if text)}
         plain.append(message)
-    for message in plain:
-        message.pop("answers", None)
+    close_results()
     return plain
 
 
