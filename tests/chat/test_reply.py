@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat.replies import THINK, call, harmony, read, tagged
@@ -205,6 +205,7 @@ PARSERS: dict[str, tuple[Callable[[], ReplyParser], Sequence[str]]] = {
 
 
 @pytest.mark.parametrize("name", PARSERS)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_however_a_text_is_cut_its_pieces_are_the_same(name: str, data: st.DataObject) -> None:
     make, words = PARSERS[name]
@@ -219,6 +220,7 @@ def test_however_a_text_is_cut_its_pieces_are_the_same(name: str, data: st.DataO
 
 
 @pytest.mark.parametrize("name", ["think", "hermes", "llama", "mistral", "harmony"])
+@settings(max_examples=30)
 @given(data=st.data())
 def test_a_text_says_where_it_stood(name: str, data: st.DataObject) -> None:
     make, words = PARSERS[name]
@@ -273,10 +275,13 @@ def test_what_may_begin_a_mark_is_held() -> None:
     assert marks.match("a") is None
 
 
+@settings(max_examples=40)
 @given(
     value=st.recursive(
-        st.one_of(st.text(), st.integers(), st.none()),
-        lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+        st.one_of(st.text(max_size=6), st.integers(), st.none()),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)
+        ),
     ).filter(lambda value: isinstance(value, list | dict)),
     behind=st.text(max_size=5),
     cut=st.integers(0, 200),

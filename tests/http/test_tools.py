@@ -249,3 +249,18 @@ def test_a_tool_whose_schema_is_none_is_refused(speaking: Speaking) -> None:
     body = {"model": "hermes", "messages": [USER], "tools": [broken], "tool_choice": "required"}
     status, error = speaking.live.refusal(CHAT, body)
     assert (status, error["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize("schema", ["[", "[]", "7", "true", "[" * 9999])
+def test_a_format_that_is_no_schema_is_refused_beside_tools(speaking: Speaking, schema: str) -> None:
+    body = {"model": "hermes", "messages": [USER], "guided_json": schema} | TOOLS
+    status, error = speaking.live.refusal(CHAT, body)
+    assert (status, error["param"]) == (400, "guided_json")
+
+
+def test_an_answer_is_in_its_format_or_a_call(speaking: Speaking) -> None:
+    format = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [12, 34]}}}
+    (choice,) = speaking.choices(ME, response_format=format, parallel_tool_calls=False)
+    assert choice["calls"] == [("look", '{"at": "me"}')]
+    (choice,) = speaking.choices("12", response_format=format)
+    assert choice == {"content": "12", "calls": [], "reason": "stop"}

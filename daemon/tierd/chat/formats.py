@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from tierd.chat.call_grammar import call_grammar
 from tierd.chat.calls import GENERIC, CallSyntax
 from tierd.chat.grammar import Source
 from tierd.chat.harmony import HarmonyParser
@@ -30,9 +29,6 @@ _EFFORT = "reasoning_effort"
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 # The end of a prompt in which the marks of a thought may stand.
 _TAIL = 200
-MOST_CALLS = 16
-# Of the arguments of calls that are asked for: no white space that nobody needs.
-_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -197,60 +193,18 @@ class ReplyFormat:
         """Return what an answer obeys, thoughts left out; None where it is free.
 
         choice: "auto", "none", "required" or the name of a tool. answer: what it obeys where it is no call.
-        Raises InvalidRequestError where tools may be called and the answer obeys a grammar of the client's.
+        Raises InvalidRequestError as `call_grammar` does. Takes time with large schemas.
         """
         if not tools or choice == "none" or (choice == "auto" and answer is None):
             return answer
         named = [tool for tool in tools if tool.name == choice]
-        several = parallel and not named and (self.several or not self.native)
-        syntax = self.calls
-        rules = []
-        for index, tool in enumerate(named or tools):
-            before = self._literal(syntax.before.replace("NAME", tool.name))
-            rules.append(f"call{index}: {before} arguments{index} {self._literal(syntax.after)}")
-            rules.append(f"arguments{index}: {_schema(tool.closed_schema)}")
-        one = " | ".join(f"call{index}" for index in range(len(named or tools)))
-        more = f"({self._literal(syntax.between)} call){{0,{MOST_CALLS - 1}}}" if several else ""
-        start = "start: calls"
-        if choice == "auto" and answer is not None:
-            start += " | answer"
-            rules.append(f"answer: {_rule(answer)}")
-        calls = f"calls: {self._literal(syntax.first)} call {more} {self._literal(syntax.last)}"
-        return Source("lark", "\n".join([start, calls, f"call: {one}", *rules]), "tools")
-
-    def _literal(self, text: str) -> str:
-        """Return a text in Lark's notation; marks that are control tokens by their ids."""
-        if not text:
-            return ""
-        parts = (
-            re.split("(" + "|".join(map(re.escape, self.specials)) + ")", text) if self.specials else [text]
+        return call_grammar(
+            self.calls,
+            self.specials,
+            named or tools,
+            several=parallel and not named and (self.several or not self.native),
+            answer=answer if choice == "auto" else None,
         )
-        return " ".join(
-            f"<[{self.specials[part]}]>" if part in self.specials else json.dumps(part)
-            for part in parts
-            if part
-        )
-
-
-def _schema(schema: Mapping[str, object]) -> str:
-    """Return a JSON schema in Lark's notation."""
-    return f"%json {json.dumps({**schema, 'x-guidance': _COMPACT})}"
-
-
-def _rule(source: Source) -> str:
-    """Return what a source describes as the body of a rule."""
-    match source.kind:
-        case "json_object":
-            return _schema({"type": "object"})
-        case "json_schema":
-            return _schema(json.loads(source.text))
-        case "choice":
-            return " | ".join(json.dumps(text) for text in json.loads(source.text))
-        case _:
-            raise InvalidRequestError(
-                f"tools: not together with {source.field}, a grammar for all of the answer; leave one out",
-                param="tools",
-            )
 
 
 def _continued(render: Callable[..., str], messages: Sequence[Message]) -> Rendered:
