@@ -459,7 +459,7 @@ def test_an_api_words_its_errors_in_its_own_way() -> None:
 
     async def ask(path: str) -> httpx.Response:
         transport = httpx.ASGITransport(
-            ErrorBoundary(served, dialects={"/own": Dialect()}), raise_app_exceptions=False
+            ErrorBoundary(served, dialects={"/own": lambda id: Dialect()}), raise_app_exceptions=False
         )
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.get(path)

@@ -17,6 +17,8 @@ from tierd.http.encoder import Encoder
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.health import HealthRoutes
 from tierd.http.mailboxes import Mailboxes
+from tierd.http.messages import MessageRoutes
+from tierd.http.messages_errors import MessagesDialect
 from tierd.http.openai import OpenAIRoutes
 from tierd.http.responses import ResponsesRoutes
 from tierd.http.responses_shelf import ResponsesShelf
@@ -55,11 +57,12 @@ def create_app(
             *OpenAIRoutes(engine, mailboxes, encoder, roster).routes(),
             *ChatRoutes(turns, encoder).routes(),
             *ResponsesRoutes(turns, shelf, settings.server.reader_timeout_s).routes(),
+            *MessageRoutes(turns, engine, encoder, roster).routes(),
             *EmbeddingRoutes(engine, mailboxes, encoder, roster).routes(),
             *TextRoutes(engine, encoder, roster).routes(),
             *HealthRoutes(engine, metrics).routes(),
         ],
-        middleware=[Middleware(ErrorBoundary, refused=refused)],
+        middleware=[Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect})],
         exception_handlers={HTTPException: route_error},
         lifespan=lifespan,
     )

@@ -252,21 +252,22 @@ async def route_error(request: Request, error: Exception) -> Response:
 class ErrorBoundary:
     """Names every request, and answers what is raised while it is served.
 
-    The name is in `scope["state"]["request_id"]` (32 hexadecimal digits) and in the response's
-    `x-request-id`; the log uses it too. A POST that is refused before the engine was asked, as
-    `scope["state"]["asked"]` would say, gets a line in the log: the engine writes one for all others.
+    The name is in `scope["state"]["request_id"]` (32 hexadecimal digits) and in the response's `x-request-id`
+    and `request-id`, of which OpenAI's and Anthropic's clients know one each; the log uses it too. A POST
+    that is refused before the engine was asked, as `scope["state"]["asked"]` would say, gets a line in the
+    log: the engine writes one for all others.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         refused: Callable[[str], None] = lambda outcome: None,
-        dialects: Mapping[str, Dialect] | None = None,
+        dialects: Mapping[str, Callable[[str], Dialect]] | None = None,
     ) -> None:
         """`refused` is called with the outcome of every POST that is refused here; see metrics.
 
-        dialects: by what the paths begin with where they hold; elsewhere it is OpenAI's. Whoever serves a
-        request may put another into `scope["state"]["dialect"]`.
+        dialects: by what the paths begin with where they hold, each made for a request of that id; elsewhere
+        it is OpenAI's. Whoever serves a request may put another into `scope["state"]["dialect"]`.
         """
         self.app = app
         self._refused = refused
@@ -278,9 +279,8 @@ class ErrorBoundary:
             await self.app(scope, receive, send)
             return
         request_id = uuid.uuid4().hex
-        dialect = next(
-            (dialect for path, dialect in self._dialects.items() if scope["path"].startswith(path)), OPENAI
-        )
+        spoken = (make for path, make in self._dialects.items() if scope["path"].startswith(path))
+        dialect = next(spoken, lambda id: OPENAI)(request_id)
         scope.setdefault("state", {}).update(request_id=request_id, dialect=dialect)
         begun: Message | None = None
 
@@ -288,7 +288,8 @@ class ErrorBoundary:
             nonlocal begun
             if begun is None:
                 begun = message
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                names = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")]
+                message["headers"] = [*message.get("headers", ()), *names]
             await send(message)
 
         try:

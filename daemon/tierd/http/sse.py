@@ -188,9 +188,10 @@ class EventStream(Response, Generic[News]):
     later is the error boundary's to frame.
     """
 
-    def __init__(self, stream: Stream[News], frames: Frames[News]) -> None:
+    def __init__(self, stream: Stream[News], frames: Frames[News], keep_alive: bytes = KEEP_ALIVE) -> None:
         self.stream = stream
         self.frames = frames
+        self.keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream to its end. Raises what Exchange.take raises."""
@@ -203,7 +204,7 @@ class EventStream(Response, Generic[News]):
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             body = self.frames.first
             while True:
-                body += self.frames.encode(news) if news else KEEP_ALIVE
+                body += self.frames.encode(news) if news else self.keep_alive
                 await send({"type": "http.response.body", "body": body, "more_body": not stream.ended})
                 if stream.ended:
                     return

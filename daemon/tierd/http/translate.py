@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tierd.core import Request, SamplingParams, TokenMask
@@ -143,9 +144,14 @@ def stops(body: Generation) -> tuple[str, ...]:
         return ()
     if isinstance(body.stop, str):
         return (_stop(body.stop, "stop"),)
-    if len(body.stop) > MAX_STOPS:
-        raise InvalidRequestError(f"stop: {len(body.stop)} strings; at most {MAX_STOPS}", param="stop")
-    return tuple(_stop(text, f"stop[{i}]") for i, text in enumerate(body.stop))
+    return stop_strings(body.stop, "stop")
+
+
+def stop_strings(given: Sequence[str], field: str) -> tuple[str, ...]:
+    """Return the stop strings of a list, which came in `field`."""
+    if len(given) > MAX_STOPS:
+        raise InvalidRequestError(f"{field}: {len(given)} strings; at most {MAX_STOPS}", param=field)
+    return tuple(_stop(text, f"{field}[{i}]") for i, text in enumerate(given))
 
 
 def _stop(text: str, where: str) -> str:

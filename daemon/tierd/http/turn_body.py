@@ -17,7 +17,7 @@ from tierd.http.unsupported import refuse_unsupported
 MAX_TOOLS = 128
 # Messages that the loop may look through by itself.
 FEW = 32
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 # OpenAI treats a developer's message as a system message where a model knows only the latter.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -163,7 +163,7 @@ def tool_of(name: str, description: str | None, parameters: Mapping[str, object]
     """Return a tool, checked. where: the path of what says it. Raises InvalidRequestError."""
     if not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"{where}.name: {name[:80]!r}; 1 to 64 letters, digits, _, . and -", param=f"{where}.name"
+            f"{where}.name: {name[:80]!r}; 1 to 128 letters, digits, _, . and -", param=f"{where}.name"
         )
     if name in CHOICES:
         raise InvalidRequestError(

@@ -1,0 +1,101 @@
+"""POST /v1/messages, Anthropic's API, and POST /v1/messages/count_tokens.
+
+Headers: whatever `anthropic-version` and `anthropic-beta` say, the API is the one that is described here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tierd.chat.renderer import encode_prompt
+from tierd.chat.reply import Piece
+from tierd.engine import CatalogueEntry, Engine
+from tierd.errors import InvalidRequestError
+from tierd.http.body import read_body
+from tierd.http.encoder import Encoder
+from tierd.http.messages_events import PING, MessageFrames, content, ending
+from tierd.http.messages_requests import ConversationBody, MessagesBody
+from tierd.http.messages_shapes import Counts, Message, TokenCount
+from tierd.http.messages_turn import read_conversation, read_turn
+from tierd.http.prompts import turn_text
+from tierd.http.roster import Roster
+from tierd.http.shapes import json_response
+from tierd.http.sse import EventStream
+from tierd.http.translate import check_content
+from tierd.http.turn import Conversation, Ended, Turn, Turns
+
+_decoder = msgspec.json.Decoder(MessagesBody)
+_counted_decoder = msgspec.json.Decoder(ConversationBody)
+
+
+class MessageRoutes:
+    """The endpoints for conversations in Anthropic's shape."""
+
+    def __init__(self, turns: Turns, engine: Engine, encoder: Encoder, roster: Roster) -> None:
+        self._turns = turns
+        self._engine = engine
+        self._encoder = encoder
+        self._roster = roster
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/v1/messages", self.create, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body = await read_body(request, _decoder)
+        turn = read_turn(body)
+        self._model(turn)
+        id = f"msg_{request.state.request_id}"
+        conversation = await self._turns.open(turn, id, request)
+        model = conversation.entry.id
+        if body.stream:
+            return EventStream(conversation, MessageFrames(id, model, conversation.prompt_tokens), PING)
+        pieces, end = await _read_whole(conversation)
+        why = ending(end)
+        return json_response(
+            Message(
+                id=id,
+                model=model,
+                content=content(pieces),
+                stop_reason=why.stop_reason,
+                stop_sequence=why.stop_sequence,
+                usage=Counts.of(end.usage),
+            )
+        )
+
+    async def count(self, request: Request) -> Response:
+        """Count the tokens of a conversation, however many they are."""
+        body = await read_body(request, _counted_decoder)
+        turn = read_conversation(body)
+        entry = self._model(turn)
+        prompt = await turn_text(self._encoder, entry, turn)
+        check_content(prompt, "messages")
+        tokens = await self._encoder.run(len(prompt), lambda: len(encode_prompt(entry.tokenizer, prompt)))
+        return json_response(TokenCount(tokens))
+
+    def _model(self, turn: Turn) -> CatalogueEntry:
+        """Return the model that is asked. Raises InvalidRequestError where it is to think and cannot."""
+        entry = self._roster.resolve(self._engine.catalogue, turn.generation.model)
+        if turn.thinking and entry.reply is not None and entry.reply.marks is None:
+            raise InvalidRequestError(
+                f"thinking: {entry.id!r} is no model that thinks; leave it out", param="thinking"
+            )
+        return entry
+
+
+async def _read_whole(conversation: Conversation) -> tuple[list[Piece], Ended]:
+    """Run a conversation of one choice to its end."""
+    pieces: list[Piece] = []
+    async with conversation:
+        while True:
+            for _, piece in await conversation.take():
+                if isinstance(piece, Ended):
+                    return pieces, piece
+                pieces.append(piece)

@@ -1,0 +1,184 @@
+"""From the body of a message to a Turn. Pure; every error names the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tierd.chat.grammar import Source
+from tierd.chat.tools import Tool
+from tierd.errors import InvalidRequestError
+from tierd.http import translate
+from tierd.http.messages_input import messages
+from tierd.http.messages_requests import (
+    ChoiceGiven,
+    ConversationBody,
+    MessagesBody,
+    OutputConfig,
+    ThinkingGiven,
+    ToolGiven,
+)
+from tierd.http.requests import Generation
+from tierd.http.turn import Turn
+from tierd.http.turn_body import MAX_TOOLS, check_depth, tool_of
+from tierd.http.unsupported import SILENT, refuse_unsupported
+
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_CHOICES = ("auto", "any", "tool", "none")
+_THINKING = ("enabled", "adaptive", "disabled")
+
+
+def read_turn(body: MessagesBody) -> Turn:
+    """Return what a body asks for. Raises InvalidRequestError."""
+    turn = read_conversation(body)
+    stops = translate.stop_strings(body.stop_sequences or (), "stop_sequences")
+    if body.thinking is not None and (body.thinking.budget_tokens or 0) >= body.max_tokens:
+        field = "thinking.budget_tokens"
+        raise InvalidRequestError(
+            f"{field}: {body.thinking.budget_tokens}; must be less than max_tokens, {body.max_tokens}, "
+            "which is for thought and answer together",
+            param=field,
+        )
+    generation = Generation(
+        model=body.model,
+        stop=list(stops),
+        seed=body.seed,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        ignore_eos=body.ignore_eos,
+        priority=body.priority,
+    )
+    return replace(turn, generation=generation, max_tokens=body.max_tokens)
+
+
+def read_conversation(body: ConversationBody) -> Turn:
+    """Return what a body makes the prompt of, and how it may be answered. Raises InvalidRequestError."""
+    refuse_unsupported(body)
+    offered = tools(body.tools or ())
+    given = messages(body.messages, body.system)
+    continues = given[-1]["role"] == "assistant"
+    config = body.output_config or OutputConfig()
+    refuse_unsupported(config, "output_config.")
+    return Turn(
+        generation=Generation(model=body.model),
+        messages=given,
+        tools=offered,
+        tool_choice=_choice(body.tool_choice, offered),
+        parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        format=_format(config, continues=continues),
+        thinking=_thinking(body.thinking, continues=continues),
+        effort=_effort(config.effort),
+        continues=continues,
+    )
+
+
+def tools(given: Sequence[ToolGiven]) -> tuple[Tool, ...]:
+    """Return the tools of a request. Raises InvalidRequestError."""
+    if len(given) > MAX_TOOLS:
+        raise InvalidRequestError(f"tools: {len(given)}; at most {MAX_TOOLS}", param="tools")
+    found: dict[str, Tool] = {}
+    for i, one in enumerate(given):
+        tool = _tool(one, f"tools[{i}]")
+        if tool.name in found:
+            raise InvalidRequestError(
+                f"tools[{i}].name: {tool.name!r} is there already", param=f"tools[{i}].name"
+            )
+        found[tool.name] = tool
+    return tuple(found.values())
+
+
+def _tool(given: ToolGiven, where: str) -> Tool:
+    """Return a tool. Examples of its input stand in its schema, where JSON Schema has them."""
+    if given.type not in (None, "custom"):
+        raise InvalidRequestError(
+            f"{where}.type: {given.type!r} is not supported; send tools with an input_schema of their own",
+            param=f"{where}.type",
+        )
+    refuse_unsupported(given, f"{where}.")
+    for field in ("name", "input_schema"):
+        if getattr(given, field) is None:
+            raise InvalidRequestError(f"{where}.{field} is missing", param=f"{where}.{field}")
+    assert given.name is not None
+    schema = dict(given.input_schema or {})
+    check_depth(schema, f"{where}.input_schema")
+    if given.input_examples:
+        check_depth(given.input_examples, f"{where}.input_examples")
+        schema["examples"] = given.input_examples
+    return tool_of(given.name, given.description, schema, where)
+
+
+def _choice(given: ChoiceGiven | None, offered: Sequence[Tool]) -> str:
+    """Return the choice as Turn has it."""
+    if given is None:
+        return "auto"
+    if given.type not in _CHOICES:
+        raise InvalidRequestError(
+            f"tool_choice.type: no such choice, {given.type!r}; use {', '.join(_CHOICES)}",
+            param="tool_choice.type",
+        )
+    if given.type == "any" and not offered:
+        raise InvalidRequestError("tool_choice: any, but there are no tools", param="tool_choice")
+    if given.type != "tool":
+        return "required" if given.type == "any" else given.type
+    if given.name is None:
+        raise InvalidRequestError("tool_choice.name is missing", param="tool_choice.name")
+    if not any(tool.name == given.name for tool in offered):
+        raise InvalidRequestError(
+            f"tool_choice.name: there is no tool {given.name!r}", param="tool_choice.name"
+        )
+    return given.name
+
+
+def _thinking(given: ThinkingGiven | None, *, continues: bool) -> bool | None:
+    """Return whether the model is to think, None where that is left to its template.
+
+    A budget of tokens is what Anthropic calls a target, not a limit; max_tokens is one.
+    """
+    if given is None:
+        return None
+    refuse_unsupported(given, "thinking.")
+    if given.type not in _THINKING:
+        raise InvalidRequestError(
+            f"thinking.type: {given.type!r} is not supported; use {', '.join(_THINKING)}",
+            param="thinking.type",
+        )
+    if given.type != "enabled":
+        return False if given.type == "disabled" else None
+    if given.budget_tokens is None:
+        raise InvalidRequestError("thinking.budget_tokens is missing", param="thinking.budget_tokens")
+    if continues:
+        raise InvalidRequestError(
+            "thinking: not together with a last message of the assistant's, which has begun to answer",
+            param="thinking",
+        )
+    return True
+
+
+def _format(config: OutputConfig, *, continues: bool) -> Source | None:
+    """Return what the answer must obey."""
+    field = "output_config.format"
+    if config.format is None:
+        return None
+    if config.format.type != "json_schema":
+        raise InvalidRequestError(
+            f"{field}.type: {config.format.type!r} is not supported; use json_schema", param=f"{field}.type"
+        )
+    if config.format.schema is SILENT:
+        raise InvalidRequestError(f"{field}.schema is missing", param=f"{field}.schema")
+    if continues:
+        raise InvalidRequestError(
+            f"{field}: not together with a last message of the assistant's, which would be part of the JSON",
+            param=field,
+        )
+    return Source("json_schema", bytes(config.format.schema).decode(errors="replace"), f"{field}.schema")
+
+
+def _effort(effort: str | None) -> str | None:
+    if effort not in (None, *EFFORTS):
+        raise InvalidRequestError(
+            f"output_config.effort: no such effort, {effort!r}; use {', '.join(EFFORTS)}",
+            param="output_config.effort",
+        )
+    return effort
