@@ -16,7 +16,8 @@ from tierd.engine import CatalogueEntry, Engine
 from tierd.errors import InvalidRequestError
 from tierd.http.body import read_body
 from tierd.http.encoder import Encoder
-from tierd.http.messages_events import PING, MessageFrames, content, ending
+from tierd.http.messages_content import content
+from tierd.http.messages_events import PING, MessageFrames, ending
 from tierd.http.messages_requests import ConversationBody, MessagesBody
 from tierd.http.messages_shapes import Counts, Message, TokenCount
 from tierd.http.messages_turn import read_conversation, read_turn
