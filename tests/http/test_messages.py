@@ -61,7 +61,7 @@ class Speaking:
         """Return an answer, which is the same when it is streamed, ids left out."""
         self.backend.says = says
         arguments: dict[str, Any] = {"model": "hermes", "max_tokens": 200, "messages": [USER]} | fields
-        arguments["extra_body"] = {"temperature": 0}
+        arguments["extra_body"] = {"temperature": 0} | arguments.get("extra_body", {})
         whole = self.client.messages.create(**arguments)
         with self.client.messages.stream(**arguments) as stream:
             streamed = stream.get_final_message()
@@ -69,32 +69,42 @@ class Speaking:
         return whole
 
     def blocks(self, says: str, **fields: Any) -> list[tuple[Any, ...]]:
-        """Return the blocks of an answer: type, and what is in it."""
-        content = self.message(says, **fields).content
-        return [
-            {
-                "text": lambda block: ("text", block.text),
-                "thinking": lambda block: ("thinking", block.thinking),
-                "tool_use": lambda block: ("tool_use", block.name, block.input),
-            }[block.type](block)
-            for block in content
-        ]
+        """Return the blocks of an answer."""
+        return blocks_of(self.message(says, **fields))
 
     def count(self, **fields: Any) -> int:
         body: dict[str, Any] = {"model": "hermes", "messages": [USER]} | fields
         return self.client.messages.count_tokens(**body).input_tokens
 
 
-def _plain(message: anthropic.types.Message) -> dict[str, Any]:
-    found = message.model_dump(exclude={"id"})
-    assert message.id.startswith("msg_")
-    ids = [block.pop("id") for block in found["content"] if block["type"] == "tool_use"]
-    assert len({*ids}) == len(ids)
-    usage = found["usage"]
-    del usage["output_tokens"]  # of an answer that is broken off there may be some more
-    cached = usage.pop("cache_read_input_tokens")
-    found["usage"] = usage | {"input_tokens": usage["input_tokens"] + cached}
+def blocks_of(message: anthropic.types.Message) -> list[tuple[Any, ...]]:
+    """Return the blocks of an answer: type, and what is in it."""
+    found: list[tuple[Any, ...]] = []
+    for block in message.content:
+        match block.type:
+            case "text":
+                found.append(("text", block.text))
+            case "thinking":
+                found.append(("thinking", block.thinking))
+            case "tool_use":
+                found.append(("tool_use", block.name, block.input))
+    assert len(found) == len(message.content)
     return found
+
+
+def _plain(message: anthropic.types.Message) -> tuple[Any, ...]:
+    """Return what of an answer is always the same; one that is broken off may have had more tokens."""
+    assert message.id.startswith("msg_")
+    ids = [block.id for block in message.content if block.type == "tool_use"]
+    assert len({*ids}) == len(ids)
+    usage = message.usage
+    signatures = [block.signature for block in message.content if block.type == "thinking"]
+    return (
+        (message.type, message.role, message.model),
+        (message.stop_reason, message.stop_sequence),
+        (blocks_of(message), signatures),
+        usage.input_tokens + (usage.cache_read_input_tokens or 0),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -197,11 +207,11 @@ def test_an_answer_goes_on_from_what_the_assistant_has_begun(speaking: Speaking)
 def test_thoughts_are_blocks_and_are_counted(speaking: Speaking) -> None:
     says = "<think>Why?</think>So."
     answer = speaking.message(says, thinking=THINKING)
-    thought, text = answer.content
-    assert (thought.type, thought.thinking, text.text) == ("thinking", "Why?", "So.")
-    assert len(thought.signature) == 44
+    assert blocks_of(answer) == [("thinking", "Why?"), ("text", "So.")]
+    assert len(answer.content[0].signature) == 44
     assert answer.usage.output_tokens == len(says) + 1
-    assert answer.usage.output_tokens_details.thinking_tokens == len("<think>Why?</think>")
+    raw = speaking.live.post(PATH, {"max_tokens": 99, "messages": [USER]}).json()
+    assert raw["usage"]["output_tokens_details"] == {"thinking_tokens": len("<think>Why?</think>")}
     assert speaking.blocks("So.", thinking={"type": "disabled"}) == [("text", "So.")]
     assert speaking.count(thinking={"type": "disabled"}) > speaking.count(thinking={"type": "adaptive"})
 
@@ -289,7 +299,7 @@ def test_a_tools_result_goes_into_the_next_prompt(speaking: Speaking, model: str
 def test_an_answer_obeys_a_schema(speaking: Speaking) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     config = {"format": {"type": "json_schema", "schema": schema | {"additionalProperties": False}}}
-    ((_, text),) = speaking.blocks("No.", output_config=config)
+    ((_, text),) = speaking.blocks("No.", extra_body={"output_config": config})
     assert json.loads(text)["a"] in (1, 2)
 
 
