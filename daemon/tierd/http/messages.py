@@ -5,6 +5,9 @@ Headers: whatever `anthropic-version` and `anthropic-beta` say, the API is the o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +30,9 @@ from tierd.http.shapes import json_response
 from tierd.http.sse import EventStream
 from tierd.http.translate import check_content
 from tierd.http.turn import Conversation, Ended, Turn, Turns
+from tierd.http.turn_body import FEW
+
+_Body = TypeVar("_Body", bound=ConversationBody)
 
 _decoder = msgspec.json.Decoder(MessagesBody)
 _counted_decoder = msgspec.json.Decoder(ConversationBody)
@@ -51,7 +57,7 @@ class MessageRoutes:
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await read_body(request, _decoder)
-        turn = read_turn(body)
+        turn = await self._read(body, read_turn)
         self._model(turn)
         id = f"msg_{request.state.request_id}"
         conversation = await self._turns.open(turn, id, request)
@@ -74,12 +80,19 @@ class MessageRoutes:
     async def count(self, request: Request) -> Response:
         """Count the tokens of a conversation, however many they are."""
         body = await read_body(request, _counted_decoder)
-        turn = read_conversation(body)
+        turn = await self._read(body, read_conversation)
         entry = self._model(turn)
         prompt = await turn_text(self._encoder, entry, turn)
         check_content(prompt, "messages")
         tokens = await self._encoder.run(len(prompt), lambda: len(encode_prompt(entry.tokenizer, prompt)))
         return json_response(TokenCount(tokens))
+
+    async def _read(self, body: _Body, read: Callable[[_Body], Turn]) -> Turn:
+        """Return what a body asks for; of one that may be long it is read in a thread."""
+        texts = len(body.messages) <= FEW and all(isinstance(one.content, str) for one in body.messages)
+        if texts and not body.tools:
+            return read(body)
+        return await self._encoder.run_in_thread(lambda: read(body))
 
     def _model(self, turn: Turn) -> CatalogueEntry:
         """Return the model that is asked. Raises InvalidRequestError where it is to think and cannot."""

@@ -1,14 +1,14 @@
 """From Anthropic's messages to those that a Turn has. Pure; every error names the field at fault.
 
-Each block of content becomes a message of its own, a tool's result too; then neighbours of one role become
-one message, as Anthropic has it for turns that follow one another.
+A tool's result becomes a message of its own. All other neighbours of one role become one message, as Anthropic
+has it for turns that follow one another.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 from tierd.errors import InvalidRequestError
 from tierd.http.messages_requests import Block, MessageGiven
@@ -22,13 +22,35 @@ _BLOCKS: Mapping[str, Sequence[str]] = {
 }
 
 
-def messages(given: Sequence[MessageGiven], system: str | Sequence[Block] | None) -> list[dict[str, Any]]:
+@dataclass(slots=True)
+class _Draft:
+    """A message of a Turn that may grow. answers: the id of the call whose result it is."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, object]] = field(default_factory=list)
+    answers: str = ""
+
+    def message(self) -> dict[str, object]:
+        """Return it as Turn has it."""
+        message: dict[str, object] = {"role": self.role, "content": "\n".join(filter(None, self.texts))}
+        if thought := "\n".join(filter(None, self.thoughts)):
+            message["reasoning_content"] = thought
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.role == "tool":
+            message["tool_call_id"] = self.answers
+        return message
+
+
+def messages(given: Sequence[MessageGiven], system: str | Sequence[Block] | None) -> list[dict[str, object]]:
     """Return a conversation in the shape that Turn has it. Raises InvalidRequestError."""
     if not given:
         raise InvalidRequestError("messages: empty; send at least one", param="messages")
-    plain: list[dict[str, Any]] = []
+    drafts: list[_Draft] = []
     if system:
-        _add(plain, "system", system, "system")
+        _add(drafts, "system", system, "system")
     for i, message in enumerate(given):
         where = f"messages[{i}]"
         if message.role not in _BLOCKS:
@@ -36,57 +58,46 @@ def messages(given: Sequence[MessageGiven], system: str | Sequence[Block] | None
                 f"{where}.role: no such role, {message.role!r}; use {', '.join(_BLOCKS)}",
                 param=f"{where}.role",
             )
-        _add(plain, message.role, message.content, f"{where}.content")
-    if plain[-1].get("tool_calls"):
+        _add(drafts, message.role, message.content, f"{where}.content")
+    if drafts[-1].calls:
         where = f"messages[{len(given) - 1}]"
         raise InvalidRequestError(
             f"{where}: calls of tools without results; end with a message that holds a tool_result for each",
             param=where,
         )
-    return plain
+    return [draft.message() for draft in drafts]
 
 
-def _add(plain: list[dict[str, Any]], role: str, given: str | Sequence[Block], where: str) -> None:
+def _add(drafts: list[_Draft], role: str, given: str | Sequence[Block], where: str) -> None:
     """Add a message, to the last one if that is of the same role."""
-    if isinstance(given, str) or not given:
-        _join(plain, {"role": role, "content": given or ""})
-        return
-    for i, block in enumerate(given):
-        _join(plain, _read(role, block, f"{where}[{i}]"))
+    if isinstance(given, str):
+        _growing(drafts, role).texts.append(given)
+    elif not given:
+        _growing(drafts, role)
+    else:
+        for i, block in enumerate(given):
+            _add_block(drafts, role, block, f"{where}[{i}]")
 
 
-def _join(plain: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    last: dict[str, Any] = plain[-1] if plain else {"role": None}
-    if message["role"] == "tool" or message["role"] != last["role"]:
-        plain.append(message)
-        return
-    for key, more in message.items():
-        before = last.get(key)
-        if key == "tool_calls":
-            last[key] = [*(before or ()), *more]
-        elif key != "role":
-            last[key] = f"{before}\n{more}" if before and more else before or more
-
-
-def _read(role: str, block: Block, where: str) -> dict[str, Any]:
-    """Return the message that one block becomes."""
+def _add_block(drafts: list[_Draft], role: str, block: Block, where: str) -> None:
     _check(block, _BLOCKS[role], where)
-    message: dict[str, Any] = {"role": role, "content": ""}
     match block.type:
         case "text":
-            message["content"] = _given(block.text, where, "text")
+            _growing(drafts, role).texts.append(_given(block.text, where, "text"))
         case "thinking":
-            if thought := _given(block.thinking, where, "thinking"):
-                message["reasoning_content"] = thought
+            _growing(drafts, role).thoughts.append(_given(block.thinking, where, "thinking"))
         case "tool_use":
-            message["tool_calls"] = [_call(block, where)]
+            _growing(drafts, role).calls.append(_call(block, where))
         case "tool_result":
-            message |= {
-                "role": "tool",
-                "tool_call_id": _given(block.tool_use_id, where, "tool_use_id"),
-                "content": _result(block, where),
-            }
-    return message
+            id = _given(block.tool_use_id, where, "tool_use_id")
+            drafts.append(_Draft("tool", [_result(block, where)], answers=id))
+
+
+def _growing(drafts: list[_Draft], role: str) -> _Draft:
+    """Return the message that more of a role belongs to."""
+    if not drafts or drafts[-1].role != role:
+        drafts.append(_Draft(role))
+    return drafts[-1]
 
 
 def _check(block: Block, known: Sequence[str], where: str) -> None:
@@ -97,7 +108,7 @@ def _check(block: Block, known: Sequence[str], where: str) -> None:
         )
 
 
-def _call(block: Block, where: str) -> dict[str, Any]:
+def _call(block: Block, where: str) -> dict[str, object]:
     """Return a call. Its JSON has the spaces that models write, so that its tokens may be theirs."""
     if block.input is None:
         raise _missing(where, "input")
