@@ -1,7 +1,7 @@
 """From Anthropic's messages to those that a Turn has. Pure; every error names the field at fault.
 
-A tool's result becomes a message of its own. All other neighbours of one role become one message, as Anthropic
-has it for turns that follow one another.
+A tool's result becomes a message of its own. All other neighbours of one role become one message, as
+Anthropic has it for turns that follow one another.
 """
 
 from __future__ import annotations
