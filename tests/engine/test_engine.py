@@ -327,8 +327,12 @@ def test_a_step_that_hangs_does_not_hang_the_shutdown(caplog: pytest.LogCaptureF
     with running(NULL, before_step=gate) as harness:
         harness.engine.submit(request("a"))
         gate.wait()
-        assert not harness.engine.stop(0.01)
+        assert not harness.engine.stop(0.2)
         assert "left behind" in caplog.text
+        began = time.monotonic()
+        assert not harness.engine.stop(0.2)
+        assert time.monotonic() - began < 0.2
+        assert caplog.text.count("left behind") == 1
         assert isinstance(failure(harness, "a"), UnavailableError)
         gate.let()
         assert harness.engine.stop(PATIENCE)

@@ -73,6 +73,7 @@ class Engine:
         # No command may follow a Stop into the inbox, where nobody would take it out any more.
         self._lock = threading.Lock()
         self._open = False
+        self._stopped_at: float | None = None  # when it was told to stop, monotonic seconds
 
     @property
     def catalogue(self) -> Catalogue:
@@ -113,19 +114,25 @@ class Engine:
         """End all requests with UnavailableError, then free every model. Nothing happens when it has stopped.
 
         Requests end at once, but a step that is running, or a file being opened, is waited for, at
-        most `timeout` seconds, and state.save_s beyond that for K/V to be written. Returns False when one
-        runs still: its backend must not be closed then.
+        most `timeout` seconds, and state.save_s beyond that for K/V to be written, both from the first call
+        on. Returns False when one runs still: its backend must not be closed then.
         """
+        now = time.monotonic()
         with self._lock:
+            first = self._stopped_at is None
+            if self._stopped_at is None:
+                self._stopped_at = now
+            until = self._stopped_at + timeout + self._save_s
             if self._open:
                 self._open = False
                 self._inbox.put(Stop())
         if self._thread.ident is not None:
-            self._thread.join(timeout + self._save_s)
-        if self._thread.is_alive():
-            log.error("left behind what still runs %g s after the engine was told to stop", timeout)
-            return False
-        return True
+            self._thread.join(max(0.0, until - now))
+        if not self._thread.is_alive():
+            return True
+        if first:
+            log.error("left behind what still runs %g s after the engine was told to stop", until - now)
+        return False
 
     def resume(self) -> Future[None]:
         """Admit requests again after `drain`. Raises UnavailableError when the engine is not running."""
