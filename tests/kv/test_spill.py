@@ -82,23 +82,25 @@ def test_the_folder_is_private_and_keeps_what_is_good(
     folder.parent.chmod(0o700)
     assert carry_out(writing(folder / "7.rows", some_rows())).problem == ""
     (folder / "11.rows").write_bytes(b"tierd rows 1\n of an earlier tierd")
+    (folder / "8.rows").mkdir()
     (folder / "9.draft").write_bytes(b"of one that was killed")
     (folder / "notes").write_bytes(b"of somebody else")
     inbox: SimpleQueue[SpillDone] = SimpleQueue()
     spill = open_spill(StateSettings(dir=tmp_path / "state"), inbox.put)
     assert spill is not None
-    assert {path.name for path in folder.iterdir()} == {"lock", "notes", "7.rows"}
+    assert {path.name for path in folder.iterdir()} == {"lock", "notes", "7.rows", "8.rows"}
     assert spill.found == {folder / "7.rows": HEADER}
-    assert [record.getMessage() for record in caplog.records] == [
-        f"state.dir: ignored and removed {folder / '11.rows'}: it is of another version"
-    ]
+    assert {record.getMessage() for record in caplog.records} == {
+        f"state.dir: ignored (cannot remove {folder / '8.rows'}: Is a directory): it is no file",
+        f"state.dir: ignored and removed {folder / '11.rows'}: it is of another version",
+    }
     path = spill.new_path()
     assert path.name == "12.rows"
     spill.start(writing(path, some_rows()))
     inbox.get(timeout=PATIENCE_S)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert spill.close(PATIENCE_S)
-    assert {path.name for path in folder.iterdir()} == {"lock", "notes", "7.rows", "12.rows"}
+    assert {path.name for path in folder.iterdir()} == {"lock", "notes", "7.rows", "8.rows", "12.rows"}
 
 
 def test_folders_are_made_for_one_user(tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ def _look_through(folder: Path) -> dict[Path, Header]:
             found[path] = row_files.read_header(path)
         except (RowFileError, OSError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            log.warning("state.dir: ignored and removed %s: %s", path, why)
-            row_files.remove(path)
+            problem = row_files.remove(path)
+            done = f"ignored ({problem})" if problem else f"ignored and removed {path}"
+            log.warning("state.dir: %s: %s", done, why)
     return found
