@@ -46,13 +46,9 @@ class HarmonyParser(Scanner):
         self._identify = identify
         self._kind: Literal["thought", "text", "call"] = "thought" if stage == "thought" else "text"
         self._answered = stage == "content"  # text or calls have come
+        self.thinking = stage == "thought"
         self._thoughts = 0
         self._count = 0
-
-    @property
-    def thinking(self) -> bool:
-        """See ReplyParser."""
-        return self._state == self._body and self._kind == "thought"
 
     def _heading(self, pieces: list[Piece]) -> bool:
         """Between messages. What comes there without a mark is text."""
@@ -90,6 +86,7 @@ class HarmonyParser(Scanner):
         elif channel and channel[1] == "analysis":
             self.ended = self._answered and self._guarded
             self._kind = "thought"
+            self.thinking = True
             if self._thoughts and not self.ended:
                 pieces.append(Thought("\n\n"))
             self._thoughts += 1
@@ -110,6 +107,7 @@ class HarmonyParser(Scanner):
             self._count += 1
             self._answered = True
             self.ended = not self._parallel
+        self.thinking = False
         self._state = self._heading
         return not self.ended
 

@@ -38,6 +38,7 @@ class TaggedParser(Scanner):
             "content": self._content,
         }
         super().__init__(states[stage])
+        self.thinking = stage == "thought"
         self._thought = marks
         self._syntax = calls
         self._tools = tools
@@ -46,18 +47,14 @@ class TaggedParser(Scanner):
         around = (marks.start, marks.end)
         self._leading = Marks(around)
         self._begins = calls.begin if tools else ()
-        self._within = Marks((*self._begins, *(around if guarded else ())))
+        within = (*self._begins, *(around if guarded else ()))
+        self._within = Marks(within) if within else None
         self._behind = stage == "behind"  # white space that comes next is nobody's
         self._head = 0  # where a call's head begins
         self._enough = 0  # characters with which it is looked at
         self._count = 0
         self._value = ValueEnd()
         self._object: ValueEnd | None = None
-
-    @property
-    def thinking(self) -> bool:
-        """See ReplyParser."""
-        return self._state in (self._untitled, self._unbegun, self._thinking)
 
     def _opening(self, pieces: list[Piece]) -> bool:
         """Before any text: thoughts, or what tells that there are none."""
@@ -67,6 +64,7 @@ class TaggedParser(Scanner):
             self._skip(len(self._text) - len(rest) + len(mark))
             self._behind = True
             if mark == self._thought.start:
+                self.thinking = True
                 self._state = self._untitled
             return True
         if mark == "" and not self._over:
@@ -101,6 +99,7 @@ class TaggedParser(Scanner):
             self._think(pieces, len(self._text[:place].rstrip()))
             self._skip(len(self._text) - len(self._text.lstrip()) + len(end))
             self._behind = True
+            self.thinking = False
             self._state = self._opening
             return True
         count = len(self._text)
@@ -127,6 +126,9 @@ class TaggedParser(Scanner):
         return True
 
     def _content(self, pieces: list[Piece]) -> bool:
+        if self._within is None:
+            self._say(pieces, len(self._text))
+            return False
         found = self._within.search(self._text)
         if found is None:
             count = len(self._text)
