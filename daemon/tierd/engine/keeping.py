@@ -228,4 +228,4 @@ class Keeper:
 
 def too_late(save_s: float) -> str:
     """Say what it means that the time was too short."""
-    return f"not all conversations were written within state.save_s = {save_s:g} s; those used last come first"
+    return f"not all conversations were written within state.save_s = {save_s:g} s, used last first"
