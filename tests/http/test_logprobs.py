@@ -18,8 +18,8 @@ from tierd.backends.protocol import Executor
 from tierd.chat.reply import Said
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import Batch, Chunk, TextEvent, TokenLogprobs
-from tierd.http import sse
 from tierd.http.chat_frames import ChatFrames
+from tierd.http.completion_frames import CompletionFrames
 from tierd.http.logprobs import LEAST, ChatScribe, TextScribe
 from tierd.http.shapes import Heading
 from tierd.settings import KVSettings, ModelSettings, Settings
@@ -237,7 +237,7 @@ def test_frames_with_logprobs_are_these_bytes() -> None:
 
 def test_no_token_breaks_a_line_of_a_stream() -> None:
     heading = Heading(id="cmpl-1", created=7, model="m", system_fingerprint="fp_0")
-    frames = sse.completion_frames(heading, include_usage=False, scribes=[TextScribe(BYTES, with_top=True)])
+    frames = CompletionFrames(heading, include_usage=False, scribes=[TextScribe(BYTES, with_top=True)])
     entries = tuple(TokenLogprobs(byte, -1.0) for byte in b"\n\r\xc2\x85")
     encoded = frames.encode([(0, TextEvent("\n\r\x85\u2028", entries))])
     assert len(encoded.decode().splitlines()) == 2

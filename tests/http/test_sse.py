@@ -11,6 +11,7 @@ from live import Gated, Live
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import FinishedEvent, FinishReason, Usage
 from tierd.http import sse
+from tierd.http.completion_frames import CompletionFrames
 from tierd.http.logprobs import TextScribe
 from tierd.http.shapes import Heading
 
@@ -46,9 +47,7 @@ def test_a_stream_byte_by_byte(live: Live) -> None:
 
 
 def test_completion_frames_end_with_counts_when_asked() -> None:
-    frames = sse.completion_frames(
-        HEADING, include_usage=True, scribes=[TextScribe(TOKENIZER, with_top=False)]
-    )
+    frames = CompletionFrames(HEADING, include_usage=True, scribes=[TextScribe(TOKENIZER, with_top=False)])
     assert frames.first == b""
     end = frames.encode([(0, FinishedEvent(FinishReason.LENGTH, Usage(3, 4, 2)))]).split(b"\n\n")
     assert json.loads(end[0][6:])["usage"] is None

@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 
 from tierd.engine import Engine
 from tierd.http.chat import ChatRoutes
+from tierd.http.completions import CompletionRoutes
 from tierd.http.embeddings import EmbeddingRoutes
 from tierd.http.encoder import Encoder
 from tierd.http.errors import ErrorBoundary, route_error
@@ -19,7 +20,7 @@ from tierd.http.health import HealthRoutes
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.messages import MessageRoutes
 from tierd.http.messages_errors import MessagesDialect
-from tierd.http.openai import OpenAIRoutes
+from tierd.http.models import ModelRoutes
 from tierd.http.responses import ResponsesRoutes
 from tierd.http.responses_shelf import ResponsesShelf
 from tierd.http.responses_store import ResponsesStore
@@ -54,7 +55,8 @@ def create_app(
 
     app = Starlette(
         routes=[
-            *OpenAIRoutes(engine, mailboxes, encoder, roster).routes(),
+            *ModelRoutes(engine, roster).routes(),
+            *CompletionRoutes(engine, mailboxes, encoder, roster).routes(),
             *ChatRoutes(turns, encoder).routes(),
             *ResponsesRoutes(turns, shelf, settings.server.reader_timeout_s).routes(),
             *MessageRoutes(turns, engine, encoder, roster).routes(),

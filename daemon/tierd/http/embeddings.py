@@ -22,6 +22,7 @@ from tierd.engine import CatalogueEntry, Engine
 from tierd.errors import ContextLengthExceededError, ExecutorError, InvalidRequestError
 from tierd.http import translate
 from tierd.http.body import read_body
+from tierd.http.contents import Content, read_contents
 from tierd.http.embedding_shapes import EmbeddingBody, EmbeddingUsage, Vector, VectorList
 from tierd.http.encoder import Encoder
 from tierd.http.exchange import Exchange
@@ -56,15 +57,9 @@ class EmbeddingRoutes:
         refuse_unsupported(body)
         entry = self._roster.resolve(self._engine.catalogue, body.model)
         embedding = wanted_embedding(body, entry)
-        contents = inputs(body)
-        size = sum(len(content) for content, _ in contents)
-        if size > translate.MAX_CONTENT:
-            raise InvalidRequestError(
-                f"input: {size} characters or ids; at most {translate.MAX_CONTENT}, send them in parts",
-                param="input",
-            )
+        contents = read_contents(body.input, "input", MAX_INPUTS)
         prompts = await self._encoder.run(
-            size,
+            sum(len(content) for content, _ in contents),
             lambda: [encode(entry, content, field) for content, field in contents],
         )
         wanted = [
@@ -141,32 +136,7 @@ def wanted_embedding(body: EmbeddingBody, entry: CatalogueEntry) -> Embedding:
     return Embedding(entry.pooling, asked)
 
 
-def inputs(body: EmbeddingBody) -> list[tuple[str | list[int], str]]:
-    """Return each input, a text or token ids, with its path. Raises InvalidRequestError."""
-    given = body.input
-    if isinstance(given, str):
-        return [(given, "input")]
-    if not given:
-        raise InvalidRequestError("input: empty; send at least one text", param="input")
-    ids = [item for item in given if isinstance(item, int)]
-    if len(ids) == len(given):
-        return [(ids, "input")]
-    if len(given) > MAX_INPUTS:
-        raise InvalidRequestError(
-            f"input: {len(given)} texts; at most {MAX_INPUTS} in one request", param="input"
-        )
-    found: list[tuple[str | list[int], str]] = []
-    for index, item in enumerate(given):
-        if isinstance(item, int):
-            raise InvalidRequestError(
-                f"input[{index}]: a token id among texts; send a list of ids for each text",
-                param=f"input[{index}]",
-            )
-        found.append((item, f"input[{index}]"))
-    return found
-
-
-def encode(entry: CatalogueEntry, content: str | list[int], field: str) -> list[int]:
+def encode(entry: CatalogueEntry, content: Content, field: str) -> list[int]:
     """Return the ids of an input, a text's with those that its model begins, and may end, texts with.
 
     Raises InvalidRequestError for an empty one and for an id that is no token; ContextLengthExceededError.

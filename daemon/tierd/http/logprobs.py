@@ -39,22 +39,33 @@ class ChatScribe:
 class TextScribe:
     """Writes down the tokens of one choice of a completion, from its first to its last.
 
-    with_top: whether the most likely tokens are asked for as well.
+    with_top: whether the most likely tokens are asked for as well. offset: characters of the text before it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, with_top: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, with_top: bool, offset: int = 0) -> None:
         self._tokenizer = tokenizer
         self._with_top = with_top
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._offset = offset
 
     def write(self, logprobs: Sequence[TokenLogprobs]) -> TextLogprobs:
         """Return the object for the next tokens."""
+        return self.write_prompt([self._step(entry.token) for entry in logprobs], logprobs)
+
+    def write_prompt(
+        self, starts: Sequence[int], logprobs: Sequence[TokenLogprobs], first: int | None = None
+    ) -> TextLogprobs:
+        """Return the object for tokens that begin at these characters of the text.
+
+        first: one before the others, of which nothing is known, as it is the first of all.
+        """
+        unknown = [] if first is None else [first]
+        nothing = [None] * len(unknown)
         return TextLogprobs(
-            text_offset=[self._step(entry.token) for entry in logprobs],
-            token_logprobs=[finite(entry.logprob) for entry in logprobs],
-            tokens=[self._spell(entry.token) for entry in logprobs],
-            top_logprobs=[self._top(entry) for entry in logprobs] if self._with_top else None,
+            text_offset=list(starts),
+            token_logprobs=[*nothing, *(finite(entry.logprob) for entry in logprobs)],
+            tokens=[*map(self._spell, unknown), *(self._spell(entry.token) for entry in logprobs)],
+            top_logprobs=[*nothing, *map(self._top, logprobs)] if self._with_top else None,
         )
 
     def _step(self, token: int) -> int:

@@ -10,8 +10,8 @@ from tierd.chat.renderer import encode_prompt
 from tierd.engine import CatalogueEntry
 from tierd.errors import InvalidRequestError
 from tierd.http import translate
+from tierd.http.contents import Content
 from tierd.http.encoder import Encoder
-from tierd.http.requests import CompletionBody
 
 if TYPE_CHECKING:
     from tierd.http.turn import Turn
@@ -47,27 +47,18 @@ async def turn_prompt(encoder: Encoder, entry: CatalogueEntry, turn: Turn) -> Tu
     return await encoder.run_in_thread(encode)
 
 
-async def completion_ids(encoder: Encoder, entry: CatalogueEntry, body: CompletionBody) -> list[int]:
-    """Return the ids of a completion's prompt. A text gets the tokens its model begins with.
+def content_ids(entry: CatalogueEntry, content: Content, field: str) -> list[int]:
+    """Return the ids of a prompt that came in `field`. A text gets the tokens its model begins with.
 
-    Raises InvalidRequestError: the prompt is empty, more than one, or holds an id that is no token.
+    Raises InvalidRequestError: it is empty, or holds an id that is no token; ContextLengthExceededError.
     """
-    prompt = body.prompt
-    size = len(prompt)
-    if prompt and not isinstance(prompt[0], int):
-        size += len(prompt[0])
-    return await encoder.run(size, lambda: _completion_ids(entry, body))
-
-
-def _completion_ids(entry: CatalogueEntry, body: CompletionBody) -> list[int]:
-    prompt, field = translate.one_prompt(body)
-    if not prompt:
+    if not content:
         raise InvalidRequestError(f"{field}: empty; a model needs something to go on from", param=field)
-    if isinstance(prompt, str):
-        translate.check_length(entry, prompt, field)
-        return entry.tokenizer.encode(prompt, add_special=True, parse_special=True)
-    translate.check_ids(prompt, entry.tokenizer.vocabulary, field)
-    return prompt
+    if isinstance(content, str):
+        translate.check_length(entry, content, field)
+        return entry.tokenizer.encode(content, add_special=True, parse_special=True)
+    translate.check_ids(content, entry.tokenizer.vocabulary, field)
+    return content
 
 
 def _format(entry: CatalogueEntry, turn: Turn) -> ReplyFormat:

@@ -250,12 +250,16 @@ class ChatBody(Generation, kw_only=True):
 
 
 class CompletionBody(Generation, kw_only=True):
-    """POST /v1/completions. A list of prompts may hold one prompt. logprobs: how many beside the token's."""
+    """POST /v1/completions. prompt: a text, token ids, or a list of either. logprobs: beside the token's own.
+
+    echo: the answer begins with the prompt; then max_tokens may be 0.
+    """
 
     prompt: str | list[int | str | list[int]]
+    max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     logprobs: Logprobs | None = None
+    echo: bool | None = None
 
-    echo: Annotated[Raw, off(False)] = SILENT
     suffix: Annotated[Raw, off("")] = SILENT
 
 

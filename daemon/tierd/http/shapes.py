@@ -151,13 +151,24 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 class TextLogprobs(msgspec.Struct, frozen=True):
     """The tokens of a completion, or of a chunk of one. text_offset: characters before each in the text.
 
-    top_logprobs: by token, the one that was drawn among them; null when none are asked for.
+    top_logprobs: by token, the one that was drawn among them; null when none are asked for. Of the first
+    token of a prompt both are null.
     """
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]] | None
+    top_logprobs: list[dict[str, float] | None] | None
+
+    def __add__(self, other: TextLogprobs) -> TextLogprobs:
+        """Return the tokens of both."""
+        top = None if self.top_logprobs is None else [*self.top_logprobs, *(other.top_logprobs or ())]
+        return TextLogprobs(
+            self.text_offset + other.text_offset,
+            self.token_logprobs + other.token_logprobs,
+            self.tokens + other.tokens,
+            top,
+        )
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -242,7 +253,7 @@ class TextChoice(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole completion, or one object of a completion stream; usage as in ChatChunk."""
+    """A whole completion, or one object of a completion stream; usage and timings as in ChatChunk."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -251,6 +262,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[TextChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,25 +7,13 @@ line and an empty line; the end is `data: [DONE]`; a comment keeps a quiet conne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tierd import core
-from tierd.core import FinishedEvent, TextEvent
-from tierd.http.choices import total_usage
-from tierd.http.logprobs import TextScribe
 from tierd.http.protocol import ABORT
-from tierd.http.shapes import (
-    Completion,
-    Heading,
-    TextChoice,
-    TextLogprobs,
-    Usage,
-)
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -108,76 +96,6 @@ class Frames(Protocol[News_contra]):
 
     def encode(self, news: Iterable[News_contra]) -> bytes:
         """Return the frames of some news, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceFrames:
-    """One choice's frames. What stays the same is encoded once; a text costs its own JSON only.
-
-    first: goes before anything else. head, tail: around a text's JSON. scored: of a text with the
-    log-probabilities of its tokens. end: of the reason of the end.
-    """
-
-    first: bytes
-    head: bytes
-    tail: bytes
-    scored: Callable[[TextEvent], bytes]
-    end: Callable[[FinishedEvent], bytes]
-
-    def encode(self, event: TextEvent | FinishedEvent) -> bytes:
-        """Return the frame of an event."""
-        if isinstance(event, FinishedEvent):
-            return self.end(event)
-        return self.scored(event) if event.logprobs else self.head + json_text(event.text) + self.tail
-
-
-class CompletionFrames:
-    """All frames of a completion, for all its choices. close: what follows the end of the last one."""
-
-    def __init__(self, choices: Sequence[ChoiceFrames], close: Callable[[core.Usage], bytes]) -> None:
-        self.first = b"".join(choice.first for choice in choices)
-        self._choices = choices
-        self._close = close
-        self._usages: dict[int, core.Usage] = {}
-
-    def encode(self, news: Iterable[tuple[int, TextEvent | FinishedEvent]]) -> bytes:
-        """Return the frames of some (choice, event) pairs, in order."""
-        frames = []
-        for index, event in news:
-            frames.append(self._choices[index].encode(event))
-            if isinstance(event, FinishedEvent):
-                self._usages[index] = event.usage
-                if len(self._usages) == len(self._choices):
-                    frames.append(self._close(total_usage([self._usages[i] for i in sorted(self._usages)])))
-        return b"".join(frames)
-
-
-def completion_frames(
-    heading: Heading, include_usage: bool, scribes: Sequence[TextScribe]
-) -> CompletionFrames:
-    """Return the frames of a completion: texts, the reason of the end; token counts if asked for.
-
-    scribes: one for each choice.
-    """
-    usage = None if include_usage else msgspec.UNSET
-
-    def choice(index: int, scribe: TextScribe) -> ChoiceFrames:
-        def chunk(text: str, reason: str | None = None, logprobs: TextLogprobs | None = None) -> bytes:
-            choice = TextChoice(text, reason, index, logprobs)
-            return frame(Completion(**heading, choices=[choice], usage=usage))
-
-        return ChoiceFrames(
-            b"",
-            *split(chunk),
-            scored=lambda event: chunk(event.text, logprobs=scribe.write(event.logprobs)),
-            end=lambda event: chunk("", event.reason),
-        )
-
-    def close(total: core.Usage) -> bytes:
-        counts = Completion(**heading, choices=[], usage=Usage.of(total))
-        return (frame(counts) if include_usage else b"") + DONE
-
-    return CompletionFrames([choice(i, scribe) for i, scribe in enumerate(scribes)], close)
 
 
 class EventStream(Response, Generic[News]):

@@ -47,7 +47,7 @@ def sampling(body: Generation, entry: CatalogueEntry) -> SamplingParams:
         **given,
         logit_bias=logit_bias(body, vocabulary),
         allowed=allowed(body, vocabulary),
-        seed=_seed(body.seed),
+        seed=read_seed(body.seed),
     )
 
 
@@ -130,7 +130,8 @@ def choice_seed(seed: int, index: int) -> int:
     return (seed + index * 0x9E3779B97F4A7C15) % (1 << SEED_BITS)
 
 
-def _seed(seed: int | None) -> int:
+def read_seed(seed: int | None) -> int:
+    """Return 64 bits; without a seed others each time. Raises InvalidRequestError."""
     if seed is None:
         return secrets.randbits(SEED_BITS)
     if not -(1 << SEED_BITS - 1) <= seed < 1 << SEED_BITS - 1:
@@ -235,22 +236,6 @@ def check_content(content: str | list[int], field: str) -> None:
         raise InvalidRequestError(
             f"{field}: {len(content)} {what}; at most {MAX_CONTENT}, send it in parts", param=field
         )
-
-
-def one_prompt(body: CompletionBody) -> tuple[str | list[int], str]:
-    """Return the prompt, as text or as token ids, and its path. A list may hold one prompt."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return prompt, "prompt"
-    if len(prompt) == 1 and not isinstance(prompt[0], int):
-        return prompt[0], "prompt[0]"
-    ids = [item for item in prompt if isinstance(item, int)]
-    if len(ids) != len(prompt):
-        raise InvalidRequestError(
-            "prompt: several prompts in one request are not supported; send one request for each",
-            param="prompt",
-        )
-    return ids, "prompt"
 
 
 def check_ids(ids: list[int], vocabulary: int, field: str) -> None:

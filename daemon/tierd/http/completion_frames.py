@@ -1,0 +1,107 @@
+"""The event stream of a completion: the prompt where it is asked for, texts, the reason of the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tierd import core
+from tierd.core import FinishedEvent, TextEvent
+from tierd.http.choices import list_usage
+from tierd.http.echo import Echo
+from tierd.http.logprobs import TextScribe
+from tierd.http.shapes import Completion, Heading, TextChoice, TextLogprobs, Timings, Usage
+from tierd.http.sse import DONE, frame, json_text, split
+
+
+class CompletionFrames:
+    """All frames of one completion; see sse.Frames.
+
+    Token counts, where they are asked for, come in an object of their own, before [DONE]. Timings are in the
+    last object that there is.
+    """
+
+    first = b""
+
+    def __init__(
+        self,
+        heading: Heading,
+        include_usage: bool,
+        scribes: Sequence[TextScribe],
+        echoes: Sequence[Echo] = (),
+        *,
+        prompts: int = 1,
+    ) -> None:
+        """`scribes`: one for each choice. echoes: as many, or none. prompts: how many these answer."""
+        self._heading = heading
+        self._include_usage = include_usage
+        self._each = len(scribes) // prompts
+        self._usages: dict[int, core.Usage] = {}
+        self._choices = [
+            _Choice(heading, index, scribe, echoes[index] if echoes else None, include_usage)
+            for index, scribe in enumerate(scribes)
+        ]
+
+    def encode(self, news: Iterable[tuple[int, TextEvent | FinishedEvent]]) -> bytes:
+        """Return the frames of some (choice, event) pairs, in order."""
+        frames = []
+        for index, event in news:
+            choice = self._choices[index]
+            if isinstance(event, TextEvent):
+                frames += choice.texts(event)
+            else:
+                self._usages[index] = event.usage
+                frames += [*choice.rest(), *self._end(choice, event)]
+        return b"".join(frames)
+
+    def _end(self, choice: _Choice, end: FinishedEvent) -> list[bytes]:
+        if len(self._usages) < len(self._choices):
+            return [choice.end(end, msgspec.UNSET)]
+        total = list_usage([self._usages[index] for index in sorted(self._usages)], self._each)
+        timings = Timings.of(total)
+        if not self._include_usage:
+            return [choice.end(end, timings), DONE]
+        counts = Completion(**self._heading, choices=[], usage=Usage.of(total), timings=timings)
+        return [choice.end(end, msgspec.UNSET), frame(counts), DONE]
+
+
+class _Choice:
+    """One choice's frames. What stays the same is encoded once; a text costs its own JSON only."""
+
+    def __init__(
+        self, heading: Heading, index: int, scribe: TextScribe, echo: Echo | None, include_usage: bool
+    ) -> None:
+        self._heading = heading
+        self._index = index
+        self._scribe = scribe
+        self._echo = echo
+        self._usage = None if include_usage else msgspec.UNSET
+        self._head, self._tail = split(self._chunk)
+
+    def texts(self, event: TextEvent) -> list[bytes]:
+        """Return the frames of a text."""
+        if event.prompt:
+            assert self._echo is not None
+            return [self._chunk(*self._echo.show(event.prompt))]
+        if event.logprobs:
+            return [*self.rest(), self._chunk(event.text, self._scribe.write(event.logprobs))]
+        return [*self.rest(), self._head + json_text(event.text) + self._tail]
+
+    def rest(self) -> list[bytes]:
+        """Return the frame of what is not shown of the prompt yet."""
+        return [] if self._echo is None or not self._echo.left else [self._chunk(*self._echo.show())]
+
+    def end(self, end: FinishedEvent, timings: Timings | msgspec.UnsetType) -> bytes:
+        """Return the frame of the end."""
+        return self._chunk("", reason=end.reason, timings=timings)
+
+    def _chunk(
+        self,
+        text: str,
+        logprobs: TextLogprobs | None = None,
+        reason: str | None = None,
+        timings: Timings | msgspec.UnsetType = msgspec.UNSET,
+    ) -> bytes:
+        choice = TextChoice(text, reason, self._index, logprobs)
+        return frame(Completion(**self._heading, choices=[choice], usage=self._usage, timings=timings))
