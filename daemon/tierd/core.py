@@ -250,7 +250,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StartedEvent:
-    """The request has left the queue: its first rows are being fed. At most one, before any other event."""
+    """The request has left the queue: its first rows are being fed. At most one, before any other event.
+
+    cached_tokens: as in Usage.
+    """
+
+    cached_tokens: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

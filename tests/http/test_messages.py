@@ -9,6 +9,8 @@ from typing import Any
 
 import anthropic
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chat import templates
 from http_streams import read_until, unchunk
@@ -17,6 +19,7 @@ from live_script import ScriptedBackend
 from tierd.http import sse
 from tierd.http.errors import ErrorDetail
 from tierd.http.messages_errors import MessagesDialect
+from tierd.http.messages_requests import MessagesBody
 from tierd.settings import ModelSettings
 from tiny import write_llama
 
@@ -152,14 +155,16 @@ def test_a_message_has_anthropics_shape(speaking: Speaking) -> None:
 def test_a_stream_is_these_frames(speaking: Speaking) -> None:
     speaking.backend.says = "So."
     body = {"model": "hermes", "max_tokens": 9, "messages": [USER], "stream": True}
+    speaking.live.post(PATH, body)
     response = speaking.live.post(PATH, body)
+    cached = speaking.count() - 1
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     start, *middle, delta, stop, nothing = response.text.split("\n\n")
     usage = '"cache_creation_input_tokens":0,"cache_read_input_tokens":'
     assert start.startswith(
         f'event: message_start\ndata: {{"type":"message_start","message":{{"id":"msg_'
         f'{response.headers["request-id"]}","type":"message","role":"assistant","model":"hermes",'
-        f'"content":[],"stop_reason":null,"stop_sequence":null,"usage":{{"input_tokens":{speaking.count()},'
+        f'"content":[],"stop_reason":null,"stop_sequence":null,"usage":{{"input_tokens":1,{usage}{cached},'
     )
     block = 'event: content_block_{0}\ndata: {{"type":"content_block_{0}","index":0'
     assert middle == [
@@ -172,7 +177,7 @@ def test_a_stream_is_these_frames(speaking: Speaking) -> None:
     ]
     assert delta.startswith(
         'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn",'
-        f'"stop_sequence":null}},"usage":{{"input_tokens":1,{usage}{speaking.count() - 1},"output_tokens":4,'
+        f'"stop_sequence":null}},"usage":{{"input_tokens":1,{usage}{cached},"output_tokens":4,'
     )
     assert (stop, nothing) == ('event: message_stop\ndata: {"type":"message_stop"}', "")
 
@@ -365,6 +370,47 @@ def test_all_errors_have_anthropics_shape(
     assert response.headers["request-id"] == response.headers["x-request-id"] == body["request_id"]
     assert list(body) == ["type", "error", "request_id"]
     assert (body["type"], body["error"]["type"], list(body["error"])) == ("error", kind, ["type", "message"])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+BLOCK = st.fixed_dictionaries(
+    {"type": st.sampled_from(("text", "thinking", "tool_use", "tool_result", "image")) | JSON},
+    optional={
+        "text": st.text(max_size=5) | JSON,
+        "thinking": st.text(max_size=5) | JSON,
+        "id": st.just("a"),
+        "name": st.just("look"),
+        "input": st.dictionaries(st.text(max_size=4), JSON, max_size=2),
+        "tool_use_id": st.just("a"),
+        "content": st.text(max_size=5) | JSON,
+    },
+)
+MESSAGE = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(("user", "assistant", "system", "tool")),
+        "content": st.text(max_size=5) | st.lists(BLOCK, max_size=3) | JSON,
+    }
+)
+FIELDS = sorted({*MessagesBody.__struct_fields__} - {"messages", "model"})
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    path=st.sampled_from((PATH, f"{PATH}/count_tokens")),
+    messages=st.lists(MESSAGE, max_size=4) | JSON,
+    fields=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=2),
+)
+def test_no_body_is_ever_the_servers_fault(
+    live: Live, path: str, messages: object, fields: dict[str, object]
+) -> None:
+    response = live.post(path, {"max_tokens": 2, "messages": messages} | fields)
+    if response.status_code != 200:
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ DIGEST_OF_AB = b"+44g/C5MPySMYMOb1lLzwTRymLuXe4tNWQO4UFViBgM="
 
 
 def frames_of(*pieces: Piece | Ended) -> bytes:
-    frames = MessageFrames("msg_1", "m", 7)
+    frames = MessageFrames("msg_1", "m", lambda: Usage(7, 0, 4))
     return b"".join(frames.encode([(0, piece)]) for piece in pieces)
 
 
@@ -50,10 +50,10 @@ def ended(reason: bytes, sequence: bytes = b"null") -> bytes:
 
 
 def test_a_stream_begins_with_an_empty_message() -> None:
-    assert MessageFrames("msg_1", "m", 7).first == (
+    assert MessageFrames("msg_1", "m", lambda: Usage(7, 0, 4)).first == (
         b'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_1","type":"message",'
         b'"role":"assistant","model":"m","content":[],"stop_reason":null,"stop_sequence":null,"usage":'
-        b'{"input_tokens":7,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0,'
+        b'{"input_tokens":3,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,"output_tokens":0,'
         b'"output_tokens_details":{"thinking_tokens":0}}}}\n\n'
     )
     assert PING == b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -89,7 +89,7 @@ def test_an_answer_is_these_bytes() -> None:
     ]
     expected = thought + text + call + other + ended(b"tool_use")
     assert frames_of(*pieces, Ended("tool_calls", USAGE)) == expected
-    together = MessageFrames("msg_1", "m", 7)
+    together = MessageFrames("msg_1", "m", lambda: Usage(7, 0, 4))
     assert together.encode([(0, piece) for piece in [*pieces, Ended("tool_calls", USAGE)]]) == expected
 
 
@@ -173,7 +173,7 @@ def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @STEADY
 @given(answers(), st.data())
 def test_a_stream_adds_up_to_the_whole_answer(pieces: list[Piece], data: st.DataObject) -> None:
-    frames = MessageFrames("msg_1", "m", 7)
+    frames = MessageFrames("msg_1", "m", lambda: Usage(7, 0, 4))
     news: list[Piece | Ended] = [*pieces, Ended("stop", USAGE)]
     sent = frames.first
     while news:

@@ -276,7 +276,7 @@ class Loop:
     def _submit_step(self, device: Device, slot: Slot, step: Step) -> None:
         slot.steps.append(step)
         for sequence in self._ledger.scheduled(slot, step):
-            self._emit(sequence.request.id, StartedEvent())
+            self._emit(sequence.request.id, StartedEvent(sequence.cached))
         try:
             device.run(slot, step)
         except Exception as error:

@@ -51,6 +51,11 @@ class Choices:
         """Whether all that were begun have left the queue, or wait for their model to come to its device."""
         return all(exchange.started or exchange.away for exchange in self._exchanges[: self._begun])
 
+    @property
+    def cached_tokens(self) -> int:
+        """How many tokens of the prompt did not have to be fed, as far as is known; see core.Usage."""
+        return self._exchanges[0].cached_tokens
+
     def cut_slow(self, cut: Callable[[], None]) -> None:
         """Call `cut` to close the connection when its client does not read; see Mailbox.cut_slow."""
         self._each(lambda exchange: exchange.cut_slow(cut))

@@ -20,7 +20,7 @@ class Exchange:
 
     receive: the ASGI channel, its body read. Whoever waits in `take` when the client hangs up gets a
     ClientDisconnect, so the engine learns of it at once, even while nothing is being sent.
-    started: the request has left the queue.
+    started: the request has left the queue. cached_tokens: of its prompt, once it has; as in core.Usage.
     """
 
     def __init__(self, engine: Engine, mailboxes: Mailboxes, request: Request, receive: Receive) -> None:
@@ -29,6 +29,7 @@ class Exchange:
         self._request = request
         self._receive = receive
         self.started = False
+        self.cached_tokens = 0
         self._returned = 0  # texts that the last `take` returned
         self._unacknowledged = 0  # texts written that the engine has not been told of
         self._failure: TierdError | None = None
@@ -91,6 +92,7 @@ class Exchange:
         """Note an event; say whether it is the caller's to see."""
         if isinstance(event, StartedEvent):
             self.started = True
+            self.cached_tokens = event.cached_tokens
             return False
         if isinstance(event, TextEvent):
             return True

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tierd import core
 from tierd.chat.renderer import encode_prompt
 from tierd.chat.reply import Piece
 from tierd.engine import CatalogueEntry, Engine
@@ -63,7 +64,7 @@ class MessageRoutes:
         conversation = await self._turns.open(turn, id, request)
         model = conversation.entry.id
         if body.stream:
-            return EventStream(conversation, MessageFrames(id, model, conversation.prompt_tokens), PING)
+            return EventStream(conversation, MessageFrames(id, model, lambda: _begun(conversation)), PING)
         pieces, end = await _read_whole(conversation)
         why = ending(end)
         return json_response(
@@ -102,6 +103,11 @@ class MessageRoutes:
                 f"thinking: {entry.id!r} is no model that thinks; leave it out", param="thinking"
             )
         return entry
+
+
+def _begun(conversation: Conversation) -> core.Usage:
+    """Return the counts of an answer of which nothing has come yet."""
+    return core.Usage(conversation.prompt_tokens, 0, conversation.cached_tokens)
 
 
 async def _read_whole(conversation: Conversation) -> tuple[list[Piece], Ended]:

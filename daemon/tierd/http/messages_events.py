@@ -7,7 +7,7 @@ Every event is a line `event:` with its type and a line `data:`, as Anthropic fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tierd import core
 from tierd.chat.reply import Called, Piece
@@ -72,21 +72,28 @@ def _delta(block: ContentBlock, text: str) -> TextDelta | ThinkingDelta | InputD
 class MessageFrames:
     """The event stream of an answer; see sse.Frames.
 
-    How much of the prompt was kept is known at the end only; until then all of it counts as fed.
+    usage: what is known of it once the stream begins.
     """
 
-    def __init__(self, id: str, model: str, prompt_tokens: int) -> None:
+    def __init__(self, id: str, model: str, usage: Callable[[], core.Usage]) -> None:
+        self._id = id
+        self._model = model
+        self._usage = usage
+        self._blocks = Blocks()
+        self._block: _Block | None = None
+
+    @property
+    def first(self) -> bytes:
+        """What tells that it has begun."""
         message = Message(
-            id=id,
-            model=model,
+            id=self._id,
+            model=self._model,
             content=[],
             stop_reason=None,
             stop_sequence=None,
-            usage=Counts.of(core.Usage(prompt_tokens, 0)),
+            usage=Counts.of(self._usage()),
         )
-        self.first = event(MessageStart(message=message))
-        self._blocks = Blocks()
-        self._block: _Block | None = None
+        return event(MessageStart(message=message))
 
     def encode(self, news: Iterable[tuple[int, Piece | Ended]]) -> bytes:
         """Return the frames of some (choice, piece or end) pairs, in order; there is one choice."""

@@ -208,6 +208,11 @@ class Conversation:
         """See Choices."""
         return self._choices.under_way
 
+    @property
+    def cached_tokens(self) -> int:
+        """See Choices."""
+        return self._choices.cached_tokens
+
     def cut_slow(self, cut: Callable[[], None]) -> None:
         """See Choices."""
         self._choices.cut_slow(cut)
