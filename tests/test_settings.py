@@ -49,6 +49,7 @@ def test_manual_shows_every_setting_with_its_default() -> None:
     model = dataclasses.asdict(ModelSettings(id=manual_model["id"], path=Path(manual_model["path"])))
     expected = dataclasses.asdict(Settings())
     del expected["models"]
+    expected["server"]["api_keys_file"] = ""
     expected["admin"]["token_file"] = ""
     expected["state"]["dir"] = ""
 

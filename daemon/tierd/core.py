@@ -180,6 +180,7 @@ class Request:
     `grammar`: what the text obeys; where that leaves nothing but its end, it ends, with `ignore_eos` too.
     `spelled`: control tokens whose spelling belongs to the text.
     `priority`: lower ones are served sooner; see `engine.queue`.
+    `key`: the name of the API key that it came with; "" where none is asked for.
     `embedding`: wanted in place of any text; max_tokens is 0 then, with which it ends once its prompt is fed.
     """
 
@@ -195,6 +196,7 @@ class Request:
     grammar: Grammar | None = None
     spelled: frozenset[int] = frozenset()
     priority: int = 0
+    key: str = ""
     embedding: Embedding | None = None
 
     @property

@@ -69,6 +69,13 @@ def _model_id(value: str) -> str:
     return "be a name of 1 to 128 characters without spaces"
 
 
+def key_name(value: str) -> str:
+    """Say what is wrong with the name of an API key, "" when it is fine."""
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", value):
+        return ""
+    return "be 1 to 64 letters, digits and . _ @ -, the first a letter or digit"
+
+
 def _within(low: float, high: float | None = None) -> Check:
     def check(value: float) -> str:
         if value >= low and (high is None or value <= high):
@@ -98,6 +105,7 @@ def _checked(check: Check) -> Mapping[str, Check]:
 class ServerSettings:
     """`[server]`: the public listener, its readers and its end.
 
+    api_keys_file: names the keys of whom it serves, see `http.keys`; None: it serves everybody.
     connections: most of them at the same time. request_timeout_s: a request must arrive within it.
     reader_backlog: pieces of text of one stream that its client has not taken; with so many it pauses.
     reader_timeout_s: how long a stream pauses for its client before it is cancelled.
@@ -105,6 +113,7 @@ class ServerSettings:
     """
 
     listen: str = field(default="127.0.0.1:8080", metadata=_checked(_address))
+    api_keys_file: Path | None = None
     connections: int = field(default=512, metadata=_checked(_within(1, 65536)))
     request_timeout_s: float = field(default=60.0, metadata=_checked(_within(0.1, 3600)))
     reader_backlog: int = field(default=256, metadata=_checked(_within(1, 65536)))

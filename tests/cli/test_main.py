@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 import tierd
 from tierd.cli import main
+from tiny import write_llama
 
 
 def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
@@ -29,7 +31,7 @@ def test_version_as_a_module() -> None:
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("serve", "chat", "models", "size", "doctor", "ctl"):
+    for command in ("serve", "chat", "models", "size", "doctor", "key", "ctl"):
         assert f"  {command} " in shown
 
 
@@ -41,6 +43,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         "models",
         "size",
         "doctor",
+        "key",
         "ctl",
         "ctl status",
         "ctl slots",
@@ -86,3 +89,28 @@ def test_settings_file_comes_from_the_environment(
     assert fails(capsys, 2, "models") == (
         f"{file}: there is no [[models]] table; add one, or give --model FILE.gguf"
     )
+
+
+def test_a_key_is_shown_beside_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "alice"]) == 0
+    shown = capsys.readouterr()
+    key = shown.err.split()[-1]
+    assert shown.out == f"alice {hashlib.sha256(key.encode()).hexdigest()}\n"
+
+
+def test_a_key_of_no_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "a b"]) == 2
+    assert capsys.readouterr().err.startswith("tierd: the name of a key must be")
+
+
+def test_serving_by_keys_that_are_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_llama(tmp_path / "tiny.gguf")
+    config = tmp_path / "tierd.toml"
+    config.write_text(
+        "server = {listen = '127.0.0.1:0', api_keys_file = 'keys'}\nadmin.socket = 'off'\ngpu.mode = 'off'\n"
+        "models = [{id = 'tiny', path = 'tiny.gguf'}]\n"
+    )
+    said = f"server.api_keys_file: cannot read {tmp_path}/keys: No such file or directory"
+    assert fails(capsys, 2, "serve", "--config", str(config)) == said

@@ -197,8 +197,16 @@ def _doctor(config: Path | None, models: Sequence[Path], as_json: bool) -> None:
 )
 @click.option("--model", metavar="ID", help="Which of its models to talk to; its default one if not given.")
 @click.option("--system", metavar="TEXT", default="", help="The system prompt.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    default="",
+    envvar="TIERD_API_KEY",
+    show_envvar=True,
+    help="The API key, where the daemon asks for one.",
+)
 @options.answers(PARAMETERS)
-def _chat(url: str, model: str | None, system: str, **parameters: float | None) -> None:
+def _chat(url: str, model: str | None, system: str, key: str, **parameters: float | None) -> None:
     """Talk to a model of a running daemon.
 
     Answers come as they are made; Ctrl-C stops one, Ctrl-D leaves, and /help lists what else there is. The
@@ -218,7 +226,27 @@ def _chat(url: str, model: str | None, system: str, **parameters: float | None) 
     from tierd.cli.conversation import Conversation
 
     given = {name: value for name, value in parameters.items() if value is not None}
-    chat(Conversation(at_url(url), model, system, given))
+    chat(Conversation(at_url(url, token=key), model, system, given))
+
+
+@tierd.command("key")
+@click.argument("name", metavar="NAME")
+def _key(name: str) -> None:
+    """Make an API key, for the file that server.api_keys_file names.
+
+    Standard output gets the line for the file, which holds a hash of the key; the key itself is shown on
+    standard error, this once. NAME is what the log and the settings call its owner.
+
+    \b
+    Example:
+      (umask 077; tierd key alice >> /etc/tierd.keys)
+    """
+    from tierd.http.keys import line_of, make_key
+
+    key = make_key()
+    line = line_of(name, key)
+    click.echo(f"The key of {name}, which is shown this once: {key}", err=True)
+    click.echo(line)
 
 
 tierd.add_command(ctl)

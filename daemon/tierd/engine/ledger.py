@@ -228,10 +228,11 @@ def _log(
     error: TierdError | None,
 ) -> None:
     log.info(
-        "request=%s model=%s prompt=%d cached=%d generated=%d "
+        "request=%s model=%s%s prompt=%d cached=%d generated=%d "
         "queue_ms=%s ttft_ms=%s total_ms=%s outcome=%s%s",
         request.id,
         request.model,
+        f" key={request.key}" if request.key else "",
         len(request.prompt),
         sequence.cached if sequence else 0,
         sequence.generated if sequence else 0,

@@ -11,12 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from tierd.engine import Engine
+from tierd.http.auth import KeyGate
 from tierd.http.chat import ChatRoutes
 from tierd.http.completions import CompletionRoutes
 from tierd.http.embeddings import EmbeddingRoutes
 from tierd.http.encoder import Encoder
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.health import HealthRoutes
+from tierd.http.keys import Keys
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.messages import MessageRoutes
 from tierd.http.messages_errors import MessagesDialect
@@ -36,8 +38,9 @@ def create_app(
 ) -> Starlette:
     """Return the application. mailboxes: those that the engine delivers to.
 
-    The engine must be stopped before the loop that serves the application closes.
+    The engine must be stopped before the loop that serves the application closes. Raises SettingsError.
     """
+    keys = None if settings.server.api_keys_file is None else Keys(settings.server.api_keys_file)
     encoder = Encoder()
     turns = Turns(engine, mailboxes, encoder, roster)
     shelf = ResponsesShelf(ResponsesStore(settings.responses.capacity, settings.responses.memory_mb << 20))
@@ -64,7 +67,10 @@ def create_app(
             *TextRoutes(engine, encoder, roster).routes(),
             *HealthRoutes(engine, metrics).routes(),
         ],
-        middleware=[Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect})],
+        middleware=[
+            Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect}),
+            Middleware(KeyGate, keys=keys),
+        ],
         exception_handlers={HTTPException: route_error},
         lifespan=lifespan,
     )

@@ -93,7 +93,7 @@ class CompletionRoutes:
         ]
         request.state.asked = True  # from here on the engine notes how it ends
         choices = Choices(
-            [Exchange(self._engine, self._mailboxes, one, request.receive) for one in wanted],
+            [Exchange(self._engine, self._mailboxes, one, request) for one in wanted],
             at_once=entry.streams,
         )
         if body.stream:

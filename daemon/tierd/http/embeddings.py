@@ -98,7 +98,7 @@ class EmbeddingRoutes:
 
         async def serve() -> None:
             for index, one in left:
-                async with Exchange(self._engine, self._mailboxes, one, request.receive) as exchange:
+                async with Exchange(self._engine, self._mailboxes, one, request) as exchange:
                     (end,) = await exchange.take()
                 assert isinstance(end, FinishedEvent)
                 ends[index] = end

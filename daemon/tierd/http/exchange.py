@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeGuard
 
-from starlette.types import Receive
+from starlette.requests import Request as HTTPRequest
 
 from tierd.core import Event, FailedEvent, FinishedEvent, FinishReason, Request, StartedEvent, TextEvent
 from tierd.engine import Engine
@@ -18,16 +19,16 @@ from tierd.http.mailboxes import Mailboxes
 class Exchange:
     """Submits a request on entry; cancels it on exit unless it has ended.
 
-    receive: the ASGI channel, its body read. Whoever waits in `take` when the client hangs up gets a
-    ClientDisconnect, so the engine learns of it at once, even while nothing is being sent.
+    It goes by the key of the HTTP request, whose body has been read. Whoever waits in `take` when that
+    client hangs up gets a ClientDisconnect, so the engine learns of it at once, even while nothing is sent.
     started: the request has left the queue. cached_tokens: of its prompt, once it has; as in core.Usage.
     """
 
-    def __init__(self, engine: Engine, mailboxes: Mailboxes, request: Request, receive: Receive) -> None:
+    def __init__(self, engine: Engine, mailboxes: Mailboxes, request: Request, asked: HTTPRequest) -> None:
         self._engine = engine
         self._mailboxes = mailboxes
-        self._request = request
-        self._receive = receive
+        self._request = replace(request, key=asked.state.visit.name)
+        self._receive = asked.receive
         self.started = False
         self.cached_tokens = 0
         self._returned = 0  # texts that the last `take` returned

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tierd.errors import InvalidRequestError, ResponseNotFoundError
+from tierd.http.auth import Visit
 from tierd.http.body import read_body
 from tierd.http.logprobs import ChatScribe
 from tierd.http.responses_draft import Draft, names, response_id
@@ -27,8 +28,6 @@ from tierd.http.shapes import json_response
 from tierd.http.sse import EventStream
 from tierd.http.turn import Turns
 
-# Whose responses are, while nobody is told apart.
-EVERYBODY = ""
 MOST_EVENTS = 10**9
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
@@ -103,7 +102,7 @@ class ResponsesRoutes:
     def delete(self, request: Request) -> Response:
         """Forget a response; one that runs ends."""
         id = request.path_params["id"]
-        if not self._shelf.remove(EVERYBODY, id):
+        if not self._shelf.remove(_owner(request), id):
             raise _not_found(id)
         return json_response(Deleted(id=id))
 
@@ -111,7 +110,7 @@ class ResponsesRoutes:
         """Return what makes the response that a body asks for; it is on the shelf if it is to be stored."""
         check(body)
         name = names(request.state.request_id)
-        memory = Memory(self._shelf, EVERYBODY)
+        memory = Memory(self._shelf, _owner(request))
         before = memory.conversation(body.previous_response_id)
         given = read_input(body.input, name, memory.item)
         turn = read_turn(body, before, given)
@@ -121,7 +120,7 @@ class ResponsesRoutes:
         entry = conversation.entry
         draft = Draft(head(body, id, int(time.time()), entry), ChatScribe(entry.tokenizer), name)
         log = EventLog() if body.background and body.stream else None
-        run = Run(conversation, draft, line, EVERYBODY, [*before, *given], log)
+        run = Run(conversation, draft, line, _owner(request), [*before, *given], log)
         if body.store is not False:
             self._shelf.add(run)
         return run
@@ -131,10 +130,16 @@ class ResponsesRoutes:
 
     def _find(self, request: Request) -> Run | Kept:
         id = request.path_params["id"]
-        found = self._shelf.find(EVERYBODY, id)
+        found = self._shelf.find(_owner(request), id)
         if found is None:
             raise _not_found(id)
         return found
+
+
+def _owner(request: Request) -> str:
+    """Return whose a response is: of the name of a key, whatever else keys share."""
+    visit: Visit = request.state.visit
+    return visit.name
 
 
 def _shown(found: Run | Kept) -> Response:

@@ -132,7 +132,7 @@ class Turns:
         request.state.asked = True  # from here on the engine notes how it ends
         return Conversation(
             entry,
-            Choices([Exchange(self._engine, self._mailboxes, one, request.receive) for one in wanted]),
+            Choices([Exchange(self._engine, self._mailboxes, one, request) for one in wanted]),
             [
                 Reply(
                     _parser(turn, prompt, constrained=grammar is not None),
