@@ -23,6 +23,7 @@ from tierd.http.mailboxes import Mailboxes
 from tierd.http.messages import MessageRoutes
 from tierd.http.messages_errors import MessagesDialect
 from tierd.http.models import ModelRoutes
+from tierd.http.openapi import openapi_route
 from tierd.http.responses import ResponsesRoutes
 from tierd.http.responses_shelf import ResponsesShelf
 from tierd.http.responses_store import ResponsesStore
@@ -66,6 +67,7 @@ def create_app(
             *EmbeddingRoutes(engine, mailboxes, encoder, roster).routes(),
             *TextRoutes(engine, encoder, roster).routes(),
             *HealthRoutes(engine, metrics).routes(),
+            openapi_route(),
         ],
         middleware=[
             Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect}),

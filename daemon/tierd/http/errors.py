@@ -190,32 +190,35 @@ def code_of(error: BaseException) -> str | None:
     """Return the one word for an error that clients may go by, None where it has none."""
     if isinstance(error, RequestError):
         return error.code
-    return _rule(error).code if isinstance(error, TierdError) else None
+    return _rule(type(error)).code if isinstance(error, TierdError) else None
 
 
-def _rule(error: TierdError) -> Rule:
-    return next(RULES[kind] for kind in type(error).__mro__ if kind in RULES)
+def status_of(kind: type[TierdError]) -> int:
+    """Return the status of the answers to a class of errors."""
+    return kind.status if issubclass(kind, TransportError) else _rule(kind).status
+
+
+def _rule(kind: type[TierdError]) -> Rule:
+    return next(RULES[above] for above in kind.__mro__ if above in RULES)
 
 
 def describe(error: BaseException) -> Answer:
     """Turn an exception into an answer. What is not an error of ours says nothing about itself."""
     if not isinstance(error, TierdError):
         return _answer(500, "tierd failed at this request; its log says why", _SERVER)
-    rule = _rule(error)
-    status, code, param, headers = rule.status, code_of(error), None, {}
+    rule = _rule(type(error))
+    code, param, headers = code_of(error), None, {}
     if isinstance(error, RequestError):
         param = error.param
     elif isinstance(error, SettingsError):
         param = error.key
-    if isinstance(error, TransportError):
-        status = error.status
     if isinstance(error, BusyError):
         headers["retry-after"] = str(error.retry_after)
     elif rule.retry:
         headers["retry-after"] = str(RETRY_AFTER_S)
     elif isinstance(error, UnauthorizedError):
         headers["www-authenticate"] = "Bearer"
-    return _answer(status, str(error), rule.kind, param, code, headers)
+    return _answer(status_of(type(error)), str(error), rule.kind, param, code, headers)
 
 
 def _answer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import msgspec
 from starlette.requests import Request
@@ -75,7 +76,7 @@ class ResponsesRoutes:
     def retrieve(self, request: Request) -> Response:
         """Show a response, as far as it has come, or go on with its stream."""
         found, query = self._find(request), request.query_params
-        if query.get("stream", "false") == "false":
+        if not _flag(query, "stream"):
             return _shown(found)
         if isinstance(found, Run):
             log = found.log
@@ -146,6 +147,13 @@ def _shown(found: Run | Kept) -> Response:
     if isinstance(found, Run):
         return json_response(found.response())
     return Response(found.response, media_type="application/json")
+
+
+def _flag(query: Mapping[str, str], field: str) -> bool:
+    given = query.get(field, "false")
+    if given not in ("true", "false"):
+        raise InvalidRequestError(f"{field}: {given[:20]!r}; true or false", param=field)
+    return given == "true"
 
 
 def _not_found(id: str) -> ResponseNotFoundError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -208,7 +208,7 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of a list of items, each as it is kept."""
 
     object: Literal["list"] = "list"
-    data: list[msgspec.Raw]
+    data: list[Annotated[msgspec.Raw, msgspec.Meta(extra={"holds": Item})]]
     first_id: str | None
     last_id: str | None
     has_more: bool
