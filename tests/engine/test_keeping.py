@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from engine.device_slot import device_slot
 from engine.drive import greedy, run
-from engine.harness import NULL, PATIENCE, Harness, model, running
+from engine.harness import NULL, PATIENCE, Gate, Harness, model, running
 from engine.null_slot import null_slot, request
 from engine.null_stage import NullStage, seated_slot
 from tierd.backends.null import NullExecutor
@@ -429,6 +429,42 @@ def test_the_end_waits_no_longer_than_the_settings_say(
         served.ask(prompt(1))
     assert files(tmp_path) == {}
     assert "not all conversations were written within state.save_s = 0 s" in caplog.text
+
+
+def test_what_does_not_end_keeps_nothing_of_others_from_being_written(tmp_path: Path) -> None:
+    gate, opening, go_on = Gate(), Event(), Event()
+
+    def open_slot(settings: ModelSettings, bank: Bank) -> Slot:
+        if settings.id == "slow":
+            opening.set()
+            assert go_on.wait(PATIENCE)
+        hangs = settings.id == "hung"
+        device, before_step = ("gpu", gate) if hangs else ("cpu", None)
+        return null_slot(
+            settings, device=device, pages=POSITIONS, bank=bank, origin=ORIGIN, before_step=before_step
+        )
+
+    with daemon(tmp_path, Place(open_slot), models=(model("hung"), NULL)) as served:
+        engine = served.harness.engine
+        engine.submit(request("first", prompt(9), 1, model="hung"))
+        gate.let(2)
+        served.harness.mail.terminal("first")
+        served.ask(prompt(1))
+        served.ask(prompt(2))
+        loaded = engine.load(model("slow"))
+        assert opening.wait(PATIENCE)
+        engine.submit(request("second", prompt(8), 40, model="hung"))
+        for _ in range(3):
+            gate.wait()
+        stopping = Thread(target=engine.stop, args=(PATIENCE,))
+        stopping.start()
+        served.harness.snapshot_when(lambda _: len(files(tmp_path)) == 2)
+        assert {header.model for header in files(tmp_path).values()} == {"null"}
+        assert not loaded.done()
+        go_on.set()
+        gate.let()
+        stopping.join(PATIENCE)
+    assert {header.tokens[0] for header in files(tmp_path).values()} >= {1, 2, 9}
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

@@ -89,8 +89,12 @@ class Keeper:
         self._asked = True
 
     def stop(self) -> None:
-        """Let the last round take no longer than the settings say."""
+        """Let what is left to be written take no longer than the settings say.
+
+        One round begins at once, for what is still at work may not end in time; the last one is for the rest.
+        """
         self._until = self._clock() + self._settings.save_s
+        self.ask()
 
     def step(self, slots: Collection[Slot], *, last: bool) -> bool:
         """Do what has become possible. Returns whether there are rows to be moved by that.
@@ -161,8 +165,10 @@ class Keeper:
         bank.rest(entry)
         return True
 
-    def _next(self, slots: Iterable[Slot]) -> _Next | None:
-        for slot in slots:
+    def _next(self, slots: Collection[Slot]) -> _Next | None:
+        """Return the next conversation; those come last whose rows wait until a device has done its step."""
+        at_work = {slot.executor.name for slot in slots if slot.steps}
+        for slot in sorted(slots, key=lambda slot: slot.executor.name in at_work):
             parked = slot.home.next_to_save() if slot.serves else None
             if parked is not None:
                 return _Next(slot, slot.home, parked)
