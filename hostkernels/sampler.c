@@ -392,15 +392,36 @@ void hk_adjust(float *logits, const hk_adjustment *adjustments, int64_t count)
     }
 }
 
+/* For each value of four bits, all ones in the lanes whose bit is set: selecting so takes no branches. */
+#define HK_LANE(bits, i) ((bits) >> (i) & 1 ? UINT32_MAX : 0)
+#define HK_LANES(bits) {HK_LANE(bits, 0), HK_LANE(bits, 1), HK_LANE(bits, 2), HK_LANE(bits, 3)}
+static const uint32_t lanes[16][4] = {
+    HK_LANES(0), HK_LANES(1), HK_LANES(2),  HK_LANES(3),  HK_LANES(4),  HK_LANES(5),  HK_LANES(6),  HK_LANES(7),
+    HK_LANES(8), HK_LANES(9), HK_LANES(10), HK_LANES(11), HK_LANES(12), HK_LANES(13), HK_LANES(14), HK_LANES(15),
+};
+#define HK_MINUS_INFINITY 0xFF800000u
+
+static void mask_word(float *logits, uint32_t word)
+{
+    for (int n = 0; n < 8; n++, logits += 4, word >>= 4) {
+        const uint32_t *keep = lanes[word & 15];
+        uint32_t bits[4];
+        memcpy(bits, logits, sizeof bits);
+        for (int i = 0; i < 4; i++)
+            bits[i] = (bits[i] & keep[i]) | (HK_MINUS_INFINITY & ~keep[i]);
+        memcpy(logits, bits, sizeof bits);
+    }
+}
+
 void hk_mask(float *logits, int64_t count, const uint32_t *allowed)
 {
-    for (int64_t start = 0; start < count; start += 32) {
-        const uint32_t word = allowed[start / 32];
-        const int64_t size = word == UINT32_MAX ? 0 : hk_min(32, count - start);
-        for (int64_t i = 0; i < size; i++)
-            if (!(word >> i & 1))
-                logits[start + i] = -INFINITY;
-    }
+    const int64_t whole = count / 32 * 32;
+    for (int64_t start = 0; start < whole; start += 32)
+        if (allowed[start / 32] != UINT32_MAX)
+            mask_word(logits + start, allowed[start / 32]);
+    for (int64_t i = whole; i < count; i++)
+        if (!(allowed[i / 32] >> i % 32 & 1))
+            logits[i] = -INFINITY;
 }
 
 /* ---- Probabilities ----------------------------------------------------------------------------- */

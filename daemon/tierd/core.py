@@ -55,6 +55,12 @@ class TokenMask:
         return bool(int(self.words[id // 32]) >> id % 32 & 1)
 
     @property
+    def single(self) -> bool:
+        """Whether only one id may be picked."""
+        words = self.words[self.words != 0]
+        return words.size == 1 and not int(words[0]) & int(words[0]) - 1
+
+    @property
     def lowest(self) -> int:
         """The lowest id that may be picked."""
         index = int(np.argmax(self.words != 0))

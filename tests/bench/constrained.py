@@ -161,8 +161,9 @@ def main() -> int:
             best = max(bound for _, bound in pairs) / max(free for free, _ in pairs)
             ratios = [bound / free for free, bound in pairs]
             print(
-                f"{streams} streams: {free:.1f} tokens/s without a grammar, {bound:.1f} with; of it "
-                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), best to best {best:.3f}"
+                f"{streams} streams: {free:.1f} tokens/s without a grammar, {bound:.1f} with; "
+                f"of it {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
+                f"best to best {best:.3f}"
             )
     finally:
         engine.stop(LONG_WAIT_S)

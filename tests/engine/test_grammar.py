@@ -21,7 +21,8 @@ from tierd.core import (
     SamplingParams,
     TokenMask,
 )
-from tierd.engine.following import narrow
+from tierd.engine import following
+from tierd.engine.following import NO_WORDS, narrow
 from tierd.errors import ExecutorError, InvalidRequestError
 
 
@@ -93,15 +94,30 @@ def test_who_is_late_delays_no_other_and_gets_the_same(depth: int) -> None:
         harness.engine.submit(constrained("slow", slow))
         assert slow.asked.acquire(timeout=PATIENCE)
         harness.engine.submit(request("free", b"go on", 40))
-        harness.engine.submit(constrained("quick", Word(), b"go on"))
         assert isinstance(harness.mail.terminal("free"), FinishedEvent)
-        assert spells_word(answer(harness, "quick"))
         assert harness.mail.text("slow") == ""
         held.set()
         late = answer(harness, "slow")
         harness.engine.submit(constrained("again", Word()))
         assert answer(harness, "again") == late
         assert harness.rests()
+
+
+def test_who_is_slow_keeps_no_other_waiting_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it was slow."""
+    monkeypatch.setattr(following, "SLOW_S", 0.0)
+    held = threading.Event()
+    held.set()
+    slow = Word(held=held)
+    with running(NULL) as harness:
+        harness.engine.submit(constrained("slow", slow))
+        harness.mail.wait(lambda: bool(harness.mail.text("slow")))
+        held.clear()
+        monkeypatch.setattr(following, "SLOW_S", 1.0)
+        harness.engine.submit(constrained("quick", Word(), b"go on"))
+        assert spells_word(answer(harness, "quick"))
+        held.set()
+        assert spells_word(answer(harness, "slow"))
 
 
 def test_the_last_row_of_who_is_late_is_fed_once_more() -> None:
@@ -206,7 +222,7 @@ def test_what_else_a_request_allows() -> None:
     plain = Request(id="a", model="m", prompt=(1,), max_tokens=1, sampling=SamplingParams(temperature=0))
     fixed = replace(plain, sampling=SamplingParams(temperature=0, allowed=mask(3, 9)))
     endless = replace(plain, ignore_eos=True)
-    ends = frozenset({9, 40})
+    ends = mask(9, 40).words
     given = mask(3, 5, 9)
     assert narrow(given, plain, ends) is given
     assert narrow(None, plain, ends) is None
@@ -215,7 +231,8 @@ def test_what_else_a_request_allows() -> None:
     assert ids(narrow(given, endless, ends)) == [3, 5]
     assert ids(narrow(given, replace(fixed, ignore_eos=True), ends)) == [3]
     assert ids(narrow(mask(9, 40), endless, ends)) == [9, 40]
-    assert ids(narrow(given, endless, frozenset())) == [3, 5, 9]
+    assert narrow(given, endless, NO_WORDS) is given
+    assert narrow(mask(3, 50), endless, ends[:1]) is not None
     with pytest.raises(InvalidRequestError, match="allowed_token_ids leaves none"):
         narrow(mask(5), fixed, ends)
 
@@ -229,8 +246,8 @@ def test_an_engine_that_ends_lets_its_threads_end() -> None:
     with running(NULL) as harness:
         harness.engine.submit(constrained("a", Word()))
         answer(harness, "a")
-        following = [thread for thread in threading.enumerate() if thread.name == "tierd-grammar"]
-        assert following
-    for thread in following:
+        threads = [thread for thread in threading.enumerate() if thread.name == "tierd-grammar"]
+        assert threads
+    for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()

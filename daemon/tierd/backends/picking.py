@@ -30,6 +30,8 @@ def pick(row: Row, draw: Draw) -> int:
     Temperature 0 picks the most likely one, the lowest id on a tie. Where no logit of what may be picked is
     above -infinity, as no sound model has it, the lowest id of that is picked.
     """
+    if draw.allowed is not None and draw.allowed.single:
+        return draw.allowed.lowest
     if draw.changes_logits:
         row = row.copy()
         library.adjust(row, draw.adjustments)

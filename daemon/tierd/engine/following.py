@@ -1,18 +1,23 @@
 """What constrained streams may go on with, worked out beside the engine thread while their steps run.
 
-A constraint may take milliseconds, so a few threads work for all of them, and alone touch them. An executor
-that leaves draws to the host runs a stream's row meanwhile, and its runner waits a moment for what is not
-known by the end of the step. A stream that is late even then gets no token: its row is fed once more, when it
-is known what may come next. An executor that draws by itself is not given the row before.
+A constraint may take milliseconds, so two threads work for all of them, and alone touch them: one for those
+that are slow, which keep nobody else waiting so. An executor that leaves draws to the host runs a stream's
+row meanwhile, and its runner waits a moment for what is not known by the end of the step. A stream that is
+late even then gets no token: its row is fed once more, when it is known what may come next. An executor that
+draws by itself is not given the row before.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
+
+import numpy as np
+import numpy.typing as npt
 
 from tierd.core import Constraint, Request, Sequence, TokenMask
 from tierd.engine.messages import Allowed, Message, Stranded
@@ -21,8 +26,12 @@ from tierd.errors import ExecutorError, InvalidRequestError, TierdError
 log = logging.getLogger(__name__)
 
 
-# One stream that takes long must not delay the others.
-THREADS = 4
+# Who has ever taken so much of the processor's time for a token is slow.
+SLOW_S = 0.005
+
+Work = Callable[[], None]
+Words = npt.NDArray[np.uint32]
+NO_WORDS: Words = np.empty(0, np.uint32)
 
 
 class Followers:
@@ -30,27 +39,29 @@ class Followers:
 
     def __init__(self, inbox: SimpleQueue[Message]) -> None:
         self._inbox = inbox
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._lanes: tuple[SimpleQueue[Work | None], ...] = (SimpleQueue(), SimpleQueue())
+        self._began = False
 
     def follow(self, sequence: Sequence, end_ids: frozenset[int]) -> None:
         """Follow a new stream if its request has a grammar. end_ids: those of its model."""
         if sequence.request.grammar is None:
             return
-        while len(self._threads) < THREADS:
-            thread = threading.Thread(target=self._run, name="tierd-grammar", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        sequence.following = Follower(sequence.request, end_ids, self._work.put, self._inbox.put)
+        if not self._began:
+            self._began = True
+            for lane in self._lanes:
+                threading.Thread(target=_run, args=(lane,), name="tierd-grammar", daemon=True).start()
+        quick, slow = self._lanes
+        sequence.following = Follower(sequence.request, end_ids, quick.put, slow.put, self._inbox.put)
 
     def stop(self) -> None:
         """Let the threads end once their work is done."""
-        for _ in self._threads:
-            self._work.put(None)
+        for lane in self._lanes:
+            lane.put(None)
 
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
+
+def _run(lane: SimpleQueue[Work | None]) -> None:
+    while (work := lane.get()) is not None:
+        work()
 
 
 class Follower:
@@ -60,15 +71,17 @@ class Follower:
         self,
         request: Request,
         end_ids: frozenset[int],
-        work: Callable[[Callable[[], None]], None],
+        work: Callable[[Work], None],
+        slow_work: Callable[[Work], None],
         post: Callable[[Message], None],
     ) -> None:
-        """work: has something done by one of the threads. post: puts a message into the engine's inbox."""
+        """work, slow_work: have something done. post: puts a message into the engine's inbox."""
         self.allowed: TokenMask | None = None
         self.late = False
         self._request = request
-        self._end_ids = end_ids
+        self._ends = TokenMask.of(sorted(end_ids), max(end_ids) + 1).words if end_ids else NO_WORDS
         self._work = work
+        self._slow_work = slow_work
         self._post = post
         self._constraint: Constraint | None = None
         self._known = threading.Event()
@@ -110,7 +123,7 @@ class Follower:
 
     def _look(self) -> None:
         assert self._constraint is not None
-        self.allowed = narrow(self._constraint.allowed(), self._request, self._end_ids)
+        self.allowed = narrow(self._constraint.allowed(), self._request, self._ends)
         self._known.set()
         if self._awaited:
             self._post(Allowed())
@@ -118,8 +131,11 @@ class Follower:
     @contextmanager
     def _reported(self) -> Iterator[None]:
         """Tell the engine of what goes wrong. A fault of the grammar is that of its stream alone."""
+        started = time.thread_time()
         try:
             yield
+            if time.thread_time() - started > SLOW_S:
+                self._work = self._slow_work
         except TierdError as error:
             self._post(Stranded(self._request.id, error))
         except BaseException as error:  # what the library panics with is no Exception
@@ -128,17 +144,19 @@ class Follower:
             self._post(Stranded(self._request.id, ExecutorError(what)))
 
 
-def narrow(mask: TokenMask | None, request: Request, end_ids: frozenset[int]) -> TokenMask | None:
+def narrow(mask: TokenMask | None, request: Request, ends: Words) -> TokenMask | None:
     """Return what of a constraint's mask a request allows besides. Raises InvalidRequestError: nothing.
 
-    With `ignore_eos` the text ends only where nothing else may come.
+    ends: the words of a mask of those that end a text, as far as there are any. With `ignore_eos` the text
+    ends only where nothing else may come.
     """
     fixed = request.sampling.allowed
     if mask is None:
         return fixed
     words = mask.words
-    if request.ignore_eos and end_ids:
-        others = words & ~TokenMask.of(sorted(end_ids), 32 * words.size).words
+    if request.ignore_eos and (words[: ends.size] & ends).any():
+        others = words.copy()
+        others[: ends.size] &= ~ends
         words = others if others.any() else words
     if fixed is not None:
         words = words & fixed.words
