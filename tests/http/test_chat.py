@@ -121,6 +121,8 @@ def test_one_behind_text_ends_the_answer(speaking: Speaking, mark: str) -> None:
     assert speaking.message(said, **OFF) == ("a", "So.", "stop")
     usage = speaking.whole(said, **OFF)["usage"]
     assert usage["completion_tokens"] < len(said)
+    both = speaking.whole(said, n=2, **OFF)["choices"]
+    assert [choice["message"]["content"] for choice in both] == ["So.", "So."]
     wait_until(lambda: speaking.live.engine.snapshot.models["hermes"].running == 0)
     asked = speaking.whole(said)["choices"][0]
     assert asked["message"]["content"] == said.removeprefix("<think>a</think>")
