@@ -287,12 +287,14 @@ class FinishedEvent:
     """Terminal: the stream ended as asked.
 
     embedding: float32, where that was asked for. stop: the stop string that has ended it, if one did.
+    logprobs: of the end-of-generation token that did, where log-probabilities are asked for.
     """
 
     reason: FinishReason
     usage: Usage
     embedding: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     stop: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

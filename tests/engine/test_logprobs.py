@@ -50,6 +50,8 @@ def told(tokens: list[int], **options: object) -> list[tuple[str, list[int]]]:
                 continue
             assert isinstance(event, FinishedEvent)
             assert sequence.told == sum(len(ids) for _, ids in events)
+            ends = token == END and not asked.ignore_eos
+            assert [entry.token for entry in event.logprobs] == [END] * ends
             return events
     raise AssertionError("the stream did not end")
 
@@ -58,7 +60,7 @@ def test_each_text_tells_its_tokens() -> None:
     assert told([*b"Hi"], max_tokens=2) == [("H", [72]), ("i", [105])]
 
 
-def test_a_token_that_ends_the_stream_is_not_told() -> None:
+def test_a_token_that_ends_the_stream_is_told_with_the_end_alone() -> None:
     assert told([*b"H", END], ignore_eos=False) == [("H", [72])]
     assert told([END], ignore_eos=False) == []
 

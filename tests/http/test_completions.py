@@ -255,6 +255,20 @@ def test_what_a_model_begins_texts_with_is_told_and_not_shown(live: Live) -> Non
     assert len(scored["logprobs"]["tokens"]) == len(ids)
 
 
+def test_a_token_that_ends_a_text_counts_among_those_told(live: Live) -> None:
+    """So that of what is told of an echo as many are the prompt's as are left without those sampled."""
+    end = live.engine.catalogue.resolve().tokenizer.end_ids
+    asked = {"prompt": "the of", "echo": True, "logprobs": 1, "ignore_eos": False, "temperature": 0}
+    only_end = {"allowed_token_ids": sorted(end), "max_tokens": 4}
+    (ended,) = choices(live, **asked | only_end)
+    assert (ended["text"], ended["finish_reason"]) == ("the of", "stop")
+    (scored,) = choices(live, **asked | {"max_tokens": 0})
+    for field, values in ended["logprobs"].items():
+        assert values[:-1] == scored["logprobs"][field]
+    assert ended["logprobs"]["text_offset"][-1] == len("the of")
+    assert streamed(live, **asked | only_end) == [ended]
+
+
 # ---- Where the tokens of a prompt begin ----------------------------------------------------------------
 
 

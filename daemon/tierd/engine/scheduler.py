@@ -200,7 +200,9 @@ def commit(
             events.append((sequence, TextEvent(text, told, sequence.generated)))
         if reason is not None:
             leave(slot, sequence)
-            events.append((sequence, FinishedEvent(reason, usage(sequence), stop=sequence.text.stopped_by)))
+            stop = sequence.text.stopped_by
+            end = () if stop is not None else tuple(sequence.logprobs)
+            events.append((sequence, FinishedEvent(reason, usage(sequence), stop=stop, logprobs=end)))
         elif sequence.following is not None:
             sequence.following.advance(token)
     return events
@@ -287,7 +289,8 @@ def usage(sequence: Sequence) -> Usage:
 def _tell(sequence: Sequence, score: TokenLogprobs) -> tuple[TokenLogprobs, ...]:
     """Take in the log-probabilities of a new token; return those of tokens that have begun to show.
 
-    A token that ends the stream, or whose text a stop string cuts off, never shows.
+    A token that ends the stream, or whose text a stop string cuts off, never shows: the former goes with
+    the end.
     """
     sequence.logprobs.append(score)
     count = sequence.text.shown - sequence.told

@@ -94,7 +94,8 @@ class _Choice:
 
     def end(self, end: FinishedEvent, timings: Timings | msgspec.UnsetType) -> bytes:
         """Return the frame of the end."""
-        return self._chunk("", reason=end.reason, timings=timings)
+        logprobs = self._scribe.write(end.logprobs) if end.logprobs else None
+        return self._chunk("", logprobs, end.reason, timings)
 
     def _chunk(
         self,

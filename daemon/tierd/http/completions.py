@@ -2,7 +2,8 @@
 
 Choices stand prompt by prompt, n of each, and a prompt of a list is answered as it would be alone. As many
 are under way at a time as the model has streams, so that a long list waits in line with the requests of
-others.
+others. Log-probabilities are of every token that was sampled, one that has ended the text among them: whoever
+scores texts counts from behind.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ async def _whole(choices: Choices, count: int) -> list[_Answer]:
         _Answer(
             [entry for event in texts for entry in event.prompt],
             "".join(event.text for event in texts),
-            [entry for event in texts for entry in event.logprobs],
+            [*(entry for event in texts for entry in event.logprobs), *ends[index].logprobs],
             ends[index],
         )
         for index, texts in enumerate(events)
