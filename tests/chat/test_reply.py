@@ -126,6 +126,12 @@ def test_harmony_without_marks_is_text() -> None:
     assert read(harmony(), "") == []
 
 
+def test_what_is_too_long_for_a_heading_is_text() -> None:
+    text = "<|channel|>" + "on and " * 50 + "<|message|>on<|end|>"
+    expected = [Said(text.removesuffix("<|end|>"))]
+    assert read(harmony(), [text]) == read(harmony(), text) == expected
+
+
 def test_harmony_thinks_again_only_where_it_was_asked_to() -> None:
     text = (
         "<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>"

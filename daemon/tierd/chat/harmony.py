@@ -22,6 +22,8 @@ _HEADING = ("<|start|>", "<|channel|>", "<|constrain|>", _MESSAGE)
 # The prompt ends with the first heading's beginning, so that it may go on with the recipient.
 _BEGINS = Marks((*_HEADING, "to=functions."))
 _ENDS = Marks([mark for mark in HARMONY.marks if mark not in ("<|constrain|>", _MESSAGE)])
+# Characters of a heading; what has none of its end in so many is text.
+_LONGEST = 256
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
@@ -69,12 +71,17 @@ class HarmonyParser(Scanner):
             self._kind = "text"
             self._state = self._body
             return True
-        end = self._text.find(_MESSAGE)
-        if end < 0:
+        end = self._text.find(_MESSAGE, 0, _LONGEST)
+        if end >= 0:
+            self._enter(self._skip(end + len(_MESSAGE)), pieces)
+            return not self.ended
+        if len(self._text) < _LONGEST:
             return False
-        heading = self._skip(end + len(_MESSAGE))
-        self._enter(heading, pieces)
-        return not self.ended
+        at = self._at
+        self._kind = "text"
+        self._state = self._body
+        self._give(self._skip(len(self._text) - len(rest) + len(mark)), at, pieces)
+        return True
 
     def _enter(self, heading: str, pieces: list[Piece]) -> None:
         channel, recipient = _CHANNEL.search(heading), _RECIPIENT.search(heading)
