@@ -13,7 +13,7 @@ import pytest
 from live import Gated, Live, serve, wait_until
 from tierd.core import FinishedEvent, FinishReason, TextEvent, Usage
 from tierd.http import translate
-from tierd.http.choices import Choices, total_usage
+from tierd.http.choices import Choices, list_usage, total_usage
 from tierd.http.exchange import Exchange
 from tierd.settings import ModelSettings
 
@@ -156,10 +156,15 @@ class Scripted:
     def __init__(self, *news: list[TextEvent | FinishedEvent] | Exception) -> None:
         self.news = list(news)
         self.ready = asyncio.Semaphore(0)
-        self.left = False
+        self.entered = self.left = False
+        self.period = 0.0
 
     async def __aenter__(self) -> Scripted:
+        self.entered = True
         return self
+
+    def remind(self, seconds: float) -> None:
+        self.period = seconds
 
     async def __aexit__(self, *error: object) -> None:
         self.left = True
@@ -172,9 +177,9 @@ class Scripted:
         return news
 
 
-def choices_of(*scripts: Scripted) -> Choices:
+def choices_of(*scripts: Scripted, at_once: int | None = None) -> Choices:
     exchanges: list[Exchange] = list(scripts)  # type: ignore[arg-type]
-    return Choices(exchanges)
+    return Choices(exchanges, at_once)
 
 
 END = FinishedEvent(FinishReason.STOP, Usage(3, 4))
@@ -201,6 +206,28 @@ def test_events_are_taken_as_they_come_and_none_twice() -> None:
     asyncio.run(run())
 
 
+def test_no_more_run_at_once_than_may() -> None:
+    async def run() -> None:
+        scripts = [Scripted([TextEvent(f"{n}"), END]) for n in range(5)]
+        async with choices_of(*scripts, at_once=2) as choices:
+            choices.remind(3.0)
+            for script in scripts[1:]:
+                script.ready.release()
+            seen = []
+            for n in range(1, 5):
+                assert [script.entered for script in scripts] == [i < max(2, n) for i in range(5)]
+                seen += await choices.take()
+                assert not choices.ended
+            scripts[0].ready.release()
+            seen += await choices.take()
+            assert choices.ended
+        assert [index for index, event in seen if event == END] == [1, 2, 3, 4, 0]
+        assert {script.period for script in scripts} == {3.0}
+        assert all(script.left for script in scripts)
+
+    asyncio.run(run())
+
+
 def test_one_failure_is_raised_and_the_rest_are_left() -> None:
     async def run() -> None:
         scripts = [Scripted(ValueError(str(i))) for i in range(3)]
@@ -222,3 +249,12 @@ def test_one_failure_is_raised_and_the_rest_are_left() -> None:
 
 def test_the_total_of_usages() -> None:
     assert total_usage([Usage(5, 2, 4), Usage(5, 3, 5)]) == Usage(5, 5, 4)
+
+
+def test_the_usage_of_a_list_counts_each_prompt_once() -> None:
+    one = [Usage(5, 2, 4, prompt_s=1.0, generation_s=3.0), Usage(5, 3, 5, prompt_s=0.5, generation_s=2.0)]
+    two = [Usage(7, 1, 0, prompt_s=2.0, generation_s=1.0), Usage(7, 1, 6, prompt_s=0.1, generation_s=1.0)]
+    found = list_usage([*one, *two], 2)
+    assert found == Usage(12, 7, 4)
+    assert (found.prompt_s, found.generation_s) == (3.0, 4.0)
+    assert list_usage(one[:1], 1) == one[0]

@@ -56,6 +56,28 @@ def test_a_real_model_knows_its_capitals(smollm2: Live) -> None:
     assert completion.choices[0].text.startswith(" Paris")
 
 
+def test_a_real_model_finds_the_likely_text_of_several(smollm2: Live) -> None:
+    """As those ask who have models choose an answer: texts with their answers, scored behind the question."""
+    question = "The capital of France is"
+    with smollm2.client() as client:
+        scored = client.completions.create(
+            model="smollm2",
+            prompt=[question + answer for answer in (" a big banana.", " Paris.", " London.")],
+            max_tokens=0,
+            echo=True,
+            logprobs=1,
+        )
+    likely = []
+    for choice in scored.choices:
+        told = choice.logprobs
+        assert told is not None
+        assert "".join(told.tokens or []) == choice.text
+        behind = [offset >= len(question) for offset in told.text_offset or []]
+        of_answer = [logprob for logprob, mine in zip(told.token_logprobs or [], behind, strict=True) if mine]
+        likely.append(sum(of_answer) / len(of_answer))
+    assert max(likely) == likely[1]
+
+
 def test_a_real_model_goes_on_from_what_it_has_begun_with(smollm2: Live) -> None:
     asked = {"role": "user", "content": "What is the capital of France?"}
     begun = {"role": "assistant", "content": "The capital of France is"}
