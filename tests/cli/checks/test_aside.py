@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +46,29 @@ def test_a_driver_that_hangs_is_not_waited_for(
         aside.ask("devices")
     assert worker._process.returncode == -9
     assert aside.ask("loader").verdict is Verdict.OK
+
+
+def test_who_hangs_at_a_driver_ends_with_who_asks(tmp_path: Path) -> None:
+    asks = """
+from tierd.cli.checks.aside import Aside
+from tierd.settings import Settings
+aside = Aside(Settings())
+aside.ask("loader")
+print(aside._worker._process.pid, flush=True)
+aside.ask("devices")
+"""
+    environment = {**os.environ, **hanging_driver(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", asks], stdout=subprocess.PIPE, env=environment) as asker:
+        assert asker.stdout is not None
+        worker = int(asker.stdout.readline())
+        opened = os.open(tmp_path / "driver.so", os.O_WRONLY)  # once there is one who reads: it hangs now
+        watched = os.pidfd_open(worker)
+        asker.kill()
+    try:
+        assert select.select([watched], [], [], 10.0)[0]
+    finally:
+        os.close(watched)
+        os.close(opened)
 
 
 def test_a_driver_that_ends_its_process_ends_no_other(

@@ -13,7 +13,6 @@ dies. What drivers and Kompute print is the daemon's to read.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import signal
@@ -25,11 +24,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tierd.backends.parent import die_with_parent
 from tierd.backends.rails import messages
 from tierd.backends.rails.kompute import Algorithm, Card, Recording, Tensor
 from tierd.errors import DeviceError
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Desk:
@@ -111,17 +109,11 @@ def serve(channel: socket.socket) -> None:
         channel.send(msgspec.msgpack.encode(answer))
 
 
-def die_with_the_daemon() -> None:
-    """Be killed once the thread that has started this process is no more, where the system can do that."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 if __name__ == "__main__":
     # Signals for the daemon reach its whole group; this process ends with the daemon, not before.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    die_with_the_daemon()
+    die_with_parent()
     with contextlib.suppress(ConnectionError), socket.socket(fileno=int(sys.argv[1])) as daemon:
         serve(daemon)
     os._exit(0)  # a driver that hangs must not be asked to clean up

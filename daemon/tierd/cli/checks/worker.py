@@ -1,7 +1,8 @@
 """The process in which `tierd doctor` calls Vulkan's drivers, as they may hang or die; see `aside`.
 
 Run with the number of a file descriptor, one end of a `multiprocessing.Pipe`. The first message in are the
-settings; each later one is a name of LOOKS, and is answered by what that returns.
+settings; each later one is a name of LOOKS, and is answered by what that returns. It ends with who asks, also
+where a driver hangs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 
+from tierd.backends.parent import die_with_parent
 from tierd.cli.checks import drivers, rails, vulkan
 from tierd.cli.checks.finding import Finding
 from tierd.settings import Settings
@@ -47,4 +49,5 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     main(int(sys.argv[1]))
