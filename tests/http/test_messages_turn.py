@@ -55,6 +55,7 @@ def test_a_plain_message_is_a_plain_turn() -> None:
     assert (turn.max_tokens, turn.tokens_field) == (2000, "max_tokens")
     assert (turn.tools, turn.tool_choice, turn.parallel_tool_calls) == ((), "auto", True)
     assert (turn.format, turn.thinking, turn.effort, turn.continues) == (None, None, None, False)
+    assert turn.thought_tokens is None
 
 
 def test_how_to_sample_is_handed_on() -> None:
@@ -161,7 +162,8 @@ def test_tools_and_the_choice_among_them() -> None:
 
 
 def test_thinking_is_asked_for_left_open_or_off() -> None:
-    assert turn_of(thinking={"type": "enabled", "budget_tokens": 1024}).thinking is True
+    enabled = turn_of(thinking={"type": "enabled", "budget_tokens": 1024})
+    assert (enabled.thinking, enabled.thought_tokens) == (True, 1024)
     assert turn_of(thinking={"type": "adaptive", "display": "summarized"}).thinking is None
     assert turn_of(thinking={"type": "disabled"}, messages=[USER, assistant(text("a"))]).thinking is False
 
@@ -245,6 +247,7 @@ def test_counting_needs_no_max_tokens() -> None:
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}, "ignore_eos": True}, "ignore_eos"),
         (
             {
                 "thinking": {"type": "enabled", "budget_tokens": 1024},

@@ -32,13 +32,7 @@ def read_turn(body: MessagesBody) -> Turn:
     """Return what a body asks for. Raises InvalidRequestError."""
     turn = read_conversation(body)
     stops = translate.stop_strings(body.stop_sequences or (), "stop_sequences")
-    if body.thinking is not None and (body.thinking.budget_tokens or 0) >= body.max_tokens:
-        field = "thinking.budget_tokens"
-        raise InvalidRequestError(
-            f"{field}: {body.thinking.budget_tokens}; must be less than max_tokens, {body.max_tokens}, "
-            "which is for thought and answer together",
-            param=field,
-        )
+    budget = _budget(body)
     generation = Generation(
         model=body.model,
         stop=list(stops),
@@ -50,7 +44,12 @@ def read_turn(body: MessagesBody) -> Turn:
         ignore_eos=body.ignore_eos,
         priority=body.priority,
     )
-    return replace(turn, generation=generation, max_tokens=body.max_tokens)
+    return replace(
+        turn,
+        generation=generation,
+        max_tokens=body.max_tokens,
+        thought_tokens=budget,
+    )
 
 
 def read_conversation(body: ConversationBody) -> Turn:
@@ -132,10 +131,7 @@ def _choice(given: ChoiceGiven | None, offered: Sequence[Tool]) -> str:
 
 
 def _thinking(given: ThinkingGiven | None, *, continues: bool) -> bool | None:
-    """Return whether the model is to think, None where that is left to its template.
-
-    A budget of tokens is what Anthropic calls a target, not a limit; max_tokens is one.
-    """
+    """Return whether the model is to think, None where that is left to its template."""
     if given is None:
         return None
     refuse_unsupported(given, "thinking.")
@@ -154,6 +150,25 @@ def _thinking(given: ThinkingGiven | None, *, continues: bool) -> bool | None:
             param="thinking",
         )
     return True
+
+
+def _budget(body: MessagesBody) -> int | None:
+    """Return how many tokens the model may think in, None where nobody says.
+
+    Anthropic asks for 1024 at least; here there may be fewer.
+    """
+    if body.thinking is None or body.thinking.type != "enabled":
+        return None
+    tokens, field = body.thinking.budget_tokens, "thinking.budget_tokens"
+    if tokens is not None and tokens >= body.max_tokens:
+        raise InvalidRequestError(
+            f"{field}: {tokens}; must be less than max_tokens, {body.max_tokens}, which is for thought and "
+            "answer together",
+            param=field,
+        )
+    if body.ignore_eos:
+        raise InvalidRequestError(f"ignore_eos: not together with {field}", param="ignore_eos")
+    return tokens
 
 
 def _format(config: OutputConfig, *, continues: bool) -> Source | None:

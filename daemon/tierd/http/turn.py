@@ -18,6 +18,7 @@ from starlette.requests import Request
 from tierd import core
 from tierd.chat.grammar import Source
 from tierd.chat.reply import Arguments, Called, Piece, ReplyParser, Said, Thought
+from tierd.chat.thought_budget import ThoughtBudget
 from tierd.chat.tools import Tool
 from tierd.core import FinishedEvent, FinishReason, TextEvent, TokenLogprobs
 from tierd.engine import CatalogueEntry, Engine
@@ -46,7 +47,7 @@ class Turn:
     tool_choice: "auto", "none", "required", or the name of a tool.
     format: what the answer must obey; None: nothing.
     thinking: whether the model is to think first; None: as its template has it. effort: how much, in
-    OpenAI's words; for templates that take it.
+    OpenAI's words; for templates that take it. thought_tokens: how many it may think in, None for any.
     template_variables: for the template, beside messages and tools.
     continues: the last message is the beginning of the answer, which goes on from there. opens: else the
     template opens the answer; without, the model goes on from the bare conversation.
@@ -64,6 +65,7 @@ class Turn:
     format: Source | None = None
     thinking: bool | None = None
     effort: str | None = None
+    thought_tokens: int | None = None
     template_variables: Mapping[str, object] = field(default_factory=dict)
     continues: bool = False
     opens: bool = True
@@ -125,7 +127,7 @@ class Turns:
             ignore_eos=bool(turn.generation.ignore_eos),
             priority=turn.generation.priority or 0,
             top_logprobs=turn.top_logprobs,
-            grammar=grammar,
+            grammar=_bounded(grammar, turn, entry, prompt),
             spelled=prompt.format.spelled(tools=bool(turn.callable)),
         )
         wanted = translate.each_choice(first, turn.generation, entry)
@@ -162,6 +164,23 @@ class Turns:
             opening=prompt.opening,
             calls=source is not turn.format,
         )
+
+
+def _bounded(
+    grammar: core.Grammar | None, turn: Turn, entry: CatalogueEntry, prompt: TurnPrompt
+) -> core.Grammar | None:
+    """Return a grammar that ends thoughts too, once they have taken as many tokens as they may."""
+    format = prompt.format
+    if turn.thought_tokens is None or format.marks is None:
+        return grammar
+    return ThoughtBudget(
+        grammar,
+        entry.tokenizer,
+        tokens=turn.thought_tokens,
+        end=format.marks.end,
+        spelled=format.spelled(tools=bool(turn.callable)),
+        parser=lambda: _parser(turn, prompt, constrained=grammar is not None),
+    )
 
 
 def _parser(turn: Turn, prompt: TurnPrompt, *, constrained: bool) -> ReplyParser:
