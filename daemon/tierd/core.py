@@ -187,6 +187,7 @@ class Request:
     `spelled`: control tokens whose spelling belongs to the text.
     `priority`: lower ones are served sooner; see `engine.queue`.
     `key`: the name of the API key that it came with; "" where none is asked for.
+    `owner`: whose it is: requests go on with K/V of their owner's alone.
     `embedding`: wanted in place of any text; max_tokens is 0 then, with which it ends once its prompt is fed.
     """
 
@@ -203,6 +204,7 @@ class Request:
     spelled: frozenset[int] = frozenset()
     priority: int = 0
     key: str = ""
+    owner: str = ""
     embedding: Embedding | None = None
 
     @property
@@ -400,6 +402,11 @@ class Sequence:
     paused: bool = False
     preemptions: int = 0
     following: Following | None = None
+
+    @property
+    def owner(self) -> str:
+        """Whose it is; see Request."""
+        return self.request.owner
 
     @property
     def generated(self) -> int:

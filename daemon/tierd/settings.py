@@ -191,11 +191,13 @@ class KVSettings:
     memory_mb: how many MiB their pages may take; 0: a share of free memory.
     bank_mb: how many MiB rows may take that are in no page and on no device; 0: a share of free memory.
     prefix_cache: whether pages are kept for later prompts that begin with the same tokens.
+    share_prefix: whether they are for prompts of any API key, or of the same one alone.
     """
 
     memory_mb: int = field(default=0, metadata=_checked(_within(0)))
     bank_mb: int = field(default=0, metadata=_checked(_within(0)))
     prefix_cache: bool = True
+    share_prefix: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ def forged(**other: object) -> bytes:
         at = line.index(before) + len(before)
         stop = min(end for end in (line.find(b', "', at), len(line) - 1) if end >= 0)
         line = line[:at] + str(value).encode() + line[stop:]
-    content = b"tierd rows 2\n" + line + b"\n" + HEADER.tokens
+    content = b"tierd rows 3\n" + line + b"\n" + HEADER.tokens
     return content + row_files.zlib.crc32(content).to_bytes(4, "little")
 
 
@@ -100,11 +100,11 @@ def forged(**other: object) -> bytes:
     ("header", "problem"),
     [
         (b"tierd rows 1\n" + HEADER.pack()[13:], "it is of another version"),
-        (b"tierd rows 3\n" + HEADER.pack()[13:], "it is of another version"),
+        (b"tierd rows 4\n" + HEADER.pack()[13:], "it is of another version"),
         (b"GGUF", "it holds no rows"),
         (b"", "it holds no rows"),
-        (b"tierd rows 2\n" + b"[" * (1 << 17), "its header is damaged"),
-        (b"tierd rows 2\n[]\n", "its header is damaged"),
+        (b"tierd rows 3\n" + b"[" * (1 << 17), "its header is damaged"),
+        (b"tierd rows 3\n[]\n", "its header is damaged"),
         (forged(positions=-1), "its header is damaged"),
         (forged(positions=0), "its header is damaged"),
         (forged(positions=1 << 70), "its header is damaged"),

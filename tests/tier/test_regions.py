@@ -13,6 +13,7 @@ class Stream:
 
     tokens: list[int] = field(default_factory=list)
     fed: int = 0
+    owner: str = ""
 
 
 def parked(regions: Regions[Stream], tokens: list[int]) -> Claim:

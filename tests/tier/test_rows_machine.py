@@ -103,6 +103,7 @@ class Stream:
     fed: int = 0
     entry: Banked | None = None
     arriving: bool = False
+    owner: str = ""
 
 
 @dataclass(eq=False)

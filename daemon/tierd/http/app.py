@@ -71,7 +71,7 @@ def create_app(
         ],
         middleware=[
             Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect}),
-            Middleware(KeyGate, keys=keys),
+            Middleware(KeyGate, keys=keys, share_prefix=settings.kv.share_prefix),
         ],
         exception_handlers={HTTPException: route_error},
         lifespan=lifespan,

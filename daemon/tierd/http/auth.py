@@ -20,18 +20,23 @@ OPEN_PATHS = frozenset({"/", "/health", "/metrics", "/openapi.json"})
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Of an HTTP request, in `scope["state"]["visit"]`. name: of the key it showed; "": it needed none."""
+    """Of an HTTP request, in `scope["state"]["visit"]`.
+
+    name: of the key it showed; "": it needed none. owner: of what is computed for it; see `core.Request`.
+    """
 
     name: str = ""
+    owner: str = ""
 
 
 class KeyGate:
     """Lets requests pass that show a key as `Authorization: Bearer KEY` or as `x-api-key: KEY`."""
 
-    def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
-        """`keys`: None lets everybody pass."""
+    def __init__(self, app: ASGIApp, keys: Keys | None, *, share_prefix: bool) -> None:
+        """`keys`: None lets everybody pass. share_prefix: names share what is computed for them."""
         self.app = app
         self._keys = keys
+        self._share_prefix = share_prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises UnauthorizedError without a key, or with a wrong one."""
@@ -50,7 +55,7 @@ class KeyGate:
         name = self._keys.name_of(shown)
         if name is None:
             raise UnauthorizedError("the API key is not one of those that may call here; check it")
-        return Visit(name)
+        return Visit(name, "" if self._share_prefix else name)
 
 
 def _shown(headers: Headers) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from starlette.requests import Request as HTTPRequest
 from tierd.core import Event, FailedEvent, FinishedEvent, FinishReason, Request, StartedEvent, TextEvent
 from tierd.engine import Engine
 from tierd.errors import TierdError, UnavailableError
+from tierd.http.auth import Visit
 from tierd.http.mailboxes import Mailboxes
 
 
@@ -27,7 +28,8 @@ class Exchange:
     def __init__(self, engine: Engine, mailboxes: Mailboxes, request: Request, asked: HTTPRequest) -> None:
         self._engine = engine
         self._mailboxes = mailboxes
-        self._request = replace(request, key=asked.state.visit.name)
+        visit: Visit = asked.state.visit
+        self._request = replace(request, key=visit.name, owner=visit.owner)
         self._receive = asked.receive
         self.started = False
         self.cached_tokens = 0

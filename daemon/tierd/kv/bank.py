@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tierd.kv.banked import Banked
-from tierd.kv.openings import Tokens, pack
+from tierd.kv.openings import Tokens, owner_of, pack
 from tierd.kv.origin import place_of, strangeness
 from tierd.kv.recency import Recency
 from tierd.kv.row_files import Header, Rows
@@ -53,8 +53,8 @@ class Bank:
         self._entries = Recency()
         self._unfiled, self._spare, self._filed = Recency(), Recency(), Recency()  # see `_enter`
         self._unfiled_bytes = 0  # in memory
-        # What can be found, by model and origin.
-        self._shelves: defaultdict[tuple[str, str], Shelf] = defaultdict(Shelf)
+        # What can be found, by model, origin and owner.
+        self._shelves: defaultdict[tuple[str, str, str], Shelf] = defaultdict(Shelf)
         self._leaving: set[Banked] = set()  # closed, but a file of theirs is being written or read
         self._to_clear: list[Callable[[str], None]] = []
         self._at_work: Banked | None = None  # whose file is being written or read
@@ -116,8 +116,8 @@ class Bank:
             raise ValueError("the entry is kept already")
         if not 0 < len(tokens) <= entry.positions:
             raise ValueError(f"cannot keep {len(tokens)} tokens in {entry.positions} positions")
-        entry.packed = pack(tokens)
-        self._shelf(entry.model, entry.origin).add(entry)
+        entry.packed, entry.owner = pack(tokens), owner_of(tokens)
+        self._shelf_of(entry).add(entry)
         self._replace(entry, lambda other: other.path is None)
         self._go_on()
 
@@ -131,13 +131,14 @@ class Bank:
     def find(self, model: str, origin: str, tokens: Tokens, minimum: int = 1) -> tuple[Banked, int] | None:
         """Return the kept entry with the longest opening of these tokens, `minimum` or more, and its length.
 
-        Pure. Of equals the one with the fewest tokens beyond wins, then the one used last.
+        Pure. It is of the same owner. Of equals the one with the fewest tokens beyond wins, then the one used
+        last.
         """
-        return self._shelf(model, origin).find(pack(tokens), minimum)
+        return self._shelves[model, origin, owner_of(tokens)].find(pack(tokens), minimum)
 
     def holds(self, model: str, origin: str, tokens: Tokens) -> bool:
         """Whether a kept entry has all of these tokens. Pure."""
-        return self._shelf(model, origin).holds(pack(tokens))
+        return self._shelves[model, origin, owner_of(tokens)].holds(pack(tokens))
 
     def fetch(self, entry: Banked, then: Callable[[bool], None]) -> None:
         """Have an entry's rows in memory, out of its file where they are not; who wants them pins it.
@@ -210,7 +211,7 @@ class Bank:
     def turn_away(self, model: str, origin: str, tokens: Tokens) -> None:
         """Count a parked conversation for which there was no room as one that was dropped."""
         entry = Banked(model, origin, (), 0, live=False)
-        entry.packed = pack(tokens)
+        entry.packed, entry.owner = pack(tokens), owner_of(tokens)
         self._count_drop(entry)
 
     def flush(self, model: str | None = None) -> int:
@@ -310,7 +311,7 @@ class Bank:
         for path, header in sorted(spill.found.items(), key=lambda item: item[1].used):
             entry = Banked.left_in(path, header)
             self._enter(entry)
-            self._shelf(entry.model, entry.origin).add(entry)
+            self._shelf_of(entry).add(entry)
             self.spilled += entry.file_bytes
         for entry in self.entries:
             if self.spilled > spill.limit:
@@ -319,7 +320,7 @@ class Bank:
     def _replace(self, entry: Banked, going: Callable[[Banked], bool]) -> None:
         """Remove those that are going, that nobody holds on to, and of which an entry has all they have."""
         assert entry.packed is not None
-        for other in [*self._shelf(entry.model, entry.origin).openings(entry.packed)]:
+        for other in [*self._shelf_of(entry).openings(entry.packed)]:
             if other is not entry and other.droppable and going(other):
                 self._remove(other)
 
@@ -350,13 +351,13 @@ class Bank:
             self._unfiled.discard(entry)
             self._unfiled_bytes -= entry.bytes
 
-    def _shelf(self, model: str, origin: str) -> Shelf:
-        return self._shelves[model, origin]
+    def _shelf_of(self, entry: Banked) -> Shelf:
+        return self._shelves[entry.model, entry.origin, entry.owner]
 
     def _unshelve(self, entry: Banked) -> None:
         """Let an entry not be found any more."""
         if entry.packed is not None:
-            self._shelf(entry.model, entry.origin).discard(entry)
+            self._shelf_of(entry).discard(entry)
 
     # ---- Room
 
@@ -575,6 +576,7 @@ def _header(entry: Banked) -> bytes:
     header = Header(
         model=entry.model,
         origin=entry.origin,
+        owner=entry.owner,
         row_bytes=entry.row_bytes,
         tokens=entry.packed or b"",
         used=int(1000 * entry.used),

@@ -20,6 +20,7 @@ class Banked:
 
     layers: for each row store, shape (positions, its row's bytes); memory is touched as it is written. Empty
     while the rows are in a file only, or are being fetched from there.
+    owner: whose conversation it is, once it is kept; see `openings.Packed`.
     live: a stream will need it again. pins: who reads its rows. closing: it goes with the last of them.
     dropped: it had to make room, or was closed, or could not be fetched (`damaged`), or another has its rows
     and more: its own are gone.
@@ -43,6 +44,7 @@ class Banked:
         "model",
         "order",
         "origin",
+        "owner",
         "packed",
         "path",
         "pins",
@@ -71,6 +73,7 @@ class Banked:
         self.live = live
         self.layers = self.new_layers() if in_memory else []
         self.packed: bytes | None = None  # tokens, once it is kept
+        self.owner = ""
         self.pins = 0
         self.closing = False
         self.dropped = False
@@ -90,7 +93,7 @@ class Banked:
         entry = cls(
             header.model, header.origin, header.row_bytes, header.positions, live=False, in_memory=False
         )
-        entry.packed, entry.found = header.tokens, True
+        entry.packed, entry.owner, entry.found = header.tokens, header.owner, True
         entry.use(min(entry.used, header.used / 1000))
         entry.path, entry.header = path, header.pack()
         entry.file_bytes = header.file_bytes

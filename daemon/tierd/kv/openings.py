@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from tierd.core import Sequence
+
 TOKEN_BYTES = 4  # of a packed token
 _TOKEN = np.dtype("<u4")
 _Holder = TypeVar("_Holder")
@@ -23,9 +25,13 @@ _Holder = TypeVar("_Holder")
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Tokens that were packed already, for whoever asks several about the same."""
+    """Tokens that were packed already, for whoever asks several about the same.
+
+    owner: whose they are, see `core.Request`. What is kept of one owner's is found for no other's.
+    """
 
     content: bytes
+    owner: str = ""
 
     def __len__(self) -> int:
         return len(self.content) // TOKEN_BYTES
@@ -42,6 +48,16 @@ def pack(tokens: Tokens) -> bytes:
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
+
+
+def owner_of(tokens: Tokens) -> str:
+    """Return whose tokens are; those that are not packed are everybody's."""
+    return tokens.owner if isinstance(tokens, Packed) else ""
+
+
+def opening_of(sequence: Sequence, length: int) -> Packed:
+    """Return the first `length` tokens of a stream, counted from the end where that is below 0."""
+    return Packed(pack(sequence.tokens[:length]), sequence.request.owner)
 
 
 def unpack(tokens: bytes) -> list[int]:

@@ -15,7 +15,7 @@ from tierd.core import Request, SavedRows, Sequence
 from tierd.kv.bank import Bank
 from tierd.kv.home import Parked, Room
 from tierd.kv.moves import Move
-from tierd.kv.openings import Packed, pack
+from tierd.kv.openings import Packed, opening_of
 from tierd.kv.pool import PagePool
 from tierd.kv.prefix import Match, PrefixCache
 from tierd.kv.saved import SavedEntry
@@ -179,7 +179,7 @@ class PagedHome:
         self.pool.unreserve(self._grants.pop(sequence) - len(sequence.pages))
         keeps = sequence.request.shares and not sequence.mixed
         kept = sequence.tokens[: sequence.fed] if keeps else []
-        self.prefixes.donate(kept, sequence.pages)
+        self.prefixes.donate(kept, sequence.pages, sequence.owner)
         sequence.pages.clear()
 
     def advanced(self, sequence: Sequence) -> None:
@@ -197,7 +197,7 @@ class PagedHome:
         if chain is None:
             return None
         return Parked(
-            tokens=Packed(chain.tokens),
+            tokens=Packed(chain.tokens, chain.owner),
             pages=chain.pages,
             used=chain.since,
             stands=lambda: self.prefixes.holds(chain),
@@ -212,13 +212,15 @@ class PagedHome:
 
     def _match(self, sequence: Sequence) -> Match:
         """Return what the pages have of a stream's tokens, if it may share it. Pure."""
-        return self.prefixes.match(sequence.tokens) if sequence.request.shares else Match()
+        if not sequence.request.shares:
+            return Match()
+        return self.prefixes.match(sequence.tokens, sequence.owner)
 
     def _find_banked(self, sequence: Sequence, match: Match) -> SavedEntry | None:
         """Return what the bank has of a stream's tokens, if that is more than the pages have."""
         if self.bank is None or not self.keeps or not sequence.request.shares:
             return None
-        tokens = Packed(pack(sequence.tokens[:-1]))
+        tokens = opening_of(sequence, -1)
         found = self.bank.find(self._model, self.origin, tokens, minimum=match.positions + 1)
         if found is None:
             return None

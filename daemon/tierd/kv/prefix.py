@@ -7,6 +7,8 @@ gives wrong rows. What follows a key stands in the order of its tokens, so the p
 common prefix is a neighbour of the place where the wanted tokens would stand. There the last, partly
 equal page comes from; its rows must be copied, for whole pages alone are shared.
 
+Every owner has chains of its own: they start from another root, so that no key of one is a key of another.
+
 A cached page is never written: whoever shares it holds it whole, whoever needs a part has a copy.
 """
 
@@ -24,8 +26,8 @@ from tierd.kv.times import unix_time
 
 # Bytes of a token; packed little-endian, so that a key means the same on every machine.
 _TOKEN = 4
-# What every chain starts from.
-_ROOT = b""
+# What chains start from, before the name of their owner. It is longer than a key, so that it never is one.
+_ROOT = b"the conversations of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class Chain:
     """A conversation in the cache: its pages, from the first position on."""
 
     entries: tuple[_Entry, ...]
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+        return self.entries[0].before.removeprefix(_ROOT).decode()
 
     @property
     def tokens(self) -> bytes:
@@ -105,8 +112,8 @@ class PrefixCache:
         """Pages that can be found, whether a stream holds them or not."""
         return len(self._entries)
 
-    def match(self, prompt: Sequence[int]) -> Match:
-        """Return the longest known prefix of a prompt, its last token left out: that is fed for its logits.
+    def match(self, prompt: Sequence[int], owner: str = "") -> Match:
+        """Return the longest prefix of a prompt that an owner has, its last token left out: it must be fed.
 
         Pure; what it names stays only until the pool is next asked for a page.
         """
@@ -114,7 +121,7 @@ class PrefixCache:
             return Match()
         tokens = _pack(prompt[:-1])
         pages: list[int] = []
-        key = _ROOT
+        key = _root(owner)
         for part in self._parts(tokens):
             following = chain_key(key, part)
             entry = self._whole.get(following)
@@ -126,13 +133,13 @@ class PrefixCache:
         source, rows = self._best(key, rest)
         return Match(tuple(pages), source, len(pages) * self._page_positions + rows)
 
-    def donate(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        """Take over a stream's references on its pages and keep what others may want.
+    def donate(self, tokens: Sequence[int], pages: Sequence[int], owner: str = "") -> None:
+        """Take over a stream's references on its pages and keep what others of its owner may want.
 
         tokens: those whose K/V is valid, from position 0 on; pages may reach beyond them. What is
         cached already, in these pages or in others, is not kept twice.
         """
-        kept = self._keep(tokens, pages) if self.enabled else []
+        kept = self._keep(tokens, pages, owner) if self.enabled else []
         for page in pages:
             self._pool.release(page)
         # The first page last, so that of a chain the end is always the oldest.
@@ -189,10 +196,10 @@ class PrefixCache:
                 page, most = entry.page, rows
         return page, most
 
-    def _keep(self, tokens: Sequence[int], pages: Sequence[int]) -> list[int]:
+    def _keep(self, tokens: Sequence[int], pages: Sequence[int], owner: str) -> list[int]:
         """Enter what is missing; return the cache's pages that hold these tokens, in order."""
         kept: list[int] = []
-        key: bytes | None = _ROOT
+        key: bytes | None = _root(owner)
         for page, part in zip(pages, self._parts(_pack(tokens)), strict=False):
             entry = self._keep_page(key, part, page) if key is not None else None
             if entry is None:
@@ -251,6 +258,10 @@ class PrefixCache:
         """Note the end of a new chain as the one used longest ago."""
         self._new_ends[end] = None
         self._new_ends.move_to_end(end, last=False)
+
+
+def _root(owner: str) -> bytes:
+    return _ROOT + owner.encode()
 
 
 def _pack(tokens: Sequence[int]) -> bytes:

@@ -1,7 +1,7 @@
 """A file of K/V rows of one conversation: whose they are, and the rows.
 
-    a line: tierd rows 2
-    a line of JSON: model, origin, row_bytes, positions, used
+    a line: tierd rows 3
+    a line of JSON: model, origin, owner, row_bytes, positions, used
     the tokens of these positions, four bytes each, the lowest first
     CRC-32 of all that, four bytes, the lowest first
     the rows, store by store, row_bytes[store] bytes for each position
@@ -35,7 +35,7 @@ Rows = npt.NDArray[np.uint8]
 SUFFIX, DRAFT = ".rows", ".draft"
 
 _NAME = b"tierd rows "
-_MAGIC = _NAME + b"2\n"
+_MAGIC = _NAME + b"3\n"
 _MOST_JSON = 1 << 16
 _CHECKSUM_BYTES = 4  # CRC-32: against damage, not malice, and five times as fast as a digest
 _SLICE = 4 << 20  # written or read at once
@@ -49,10 +49,14 @@ class RowFileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Whose rows a file holds. tokens: packed. used: when it was last, milliseconds since the epoch."""
+    """Whose rows a file holds. tokens: packed. used: when it was last, milliseconds since the epoch.
+
+    owner: of the conversation; see `openings.Packed`.
+    """
 
     model: str
     origin: str
+    owner: str = ""
     row_bytes: tuple[int, ...]
     tokens: bytes
     used: int
@@ -72,6 +76,7 @@ class Header:
         what = {
             "model": self.model,
             "origin": self.origin,
+            "owner": self.owner,
             "row_bytes": self.row_bytes,
             "positions": self.positions,
             "used": self.used,
@@ -92,6 +97,7 @@ def read_header(path: Path) -> Header:
             header = Header(
                 model=str(what["model"]),
                 origin=str(what["origin"]),
+                owner=str(what["owner"]),
                 row_bytes=row_bytes,
                 tokens=file.read(max(0, min(positions * TOKEN_BYTES, os.fstat(file.fileno()).st_size))),
                 used=int(what["used"]),

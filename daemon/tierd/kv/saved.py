@@ -12,6 +12,7 @@ from tierd.core import Sequence
 from tierd.kv.bank import Bank, Banked
 from tierd.kv.home import Home
 from tierd.kv.moves import Move
+from tierd.kv.openings import opening_of
 
 # The origin of rows of several.
 _MIXED = "mixed"
@@ -82,7 +83,7 @@ def evacuate(
         sequence.moves -= 1
         if moved:
             if keep and sequence.request.shares and not sequence.mixed:
-                bank.keep(entry, sequence.tokens[:positions])
+                bank.keep(entry, opening_of(sequence, positions))
             sequence.saved = SavedEntry(bank, entry, positions)
         else:
             bank.close(entry)

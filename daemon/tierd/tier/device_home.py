@@ -20,7 +20,7 @@ from tierd.kv.bank import Bank, Banked
 from tierd.kv.gone import Gone
 from tierd.kv.home import Parked, Room
 from tierd.kv.moves import Move
-from tierd.kv.openings import Packed, pack, shared_opening
+from tierd.kv.openings import Packed, opening_of, shared_opening
 from tierd.kv.saved import SavedEntry
 from tierd.kv.times import unix_time
 from tierd.tier.regions import Claim, Regions
@@ -111,7 +111,7 @@ class DeviceHome:
 
     def admit(self, sequence: Sequence) -> None:
         """See Home."""
-        tokens = self._tokens[sequence] = _opening_of(sequence)
+        tokens = self._tokens[sequence] = opening_of(sequence, -1)
         opening = self._find(sequence, tokens)
         leader, shared = self._leader(sequence, tokens, opening.positions)
         if leader is not None:
@@ -225,7 +225,7 @@ class DeviceHome:
         """Return what the bank has of a stream whose region is lost; None when it has nothing."""
         if not sequence.request.shares:
             return None
-        found = self.bank.find(self._model, self.origin, _opening_of(sequence))
+        found = self.bank.find(self._model, self.origin, opening_of(sequence, -1))
         return None if found is None else SavedEntry(self.bank, found[0], found[1])
 
     def lose(self) -> None:
@@ -306,7 +306,7 @@ class DeviceHome:
     def _fill(self, sequence: Sequence, opening: _Opening) -> None:
         """Bring the rows that are held into a stream's region."""
         if opening.session is not None and self.regions.region_of(opening.session) is None:
-            opening = self._find(sequence, _opening_of(sequence))  # it has ended, and is parked or gone
+            opening = self._find(sequence, opening_of(sequence, -1))  # it has ended, and is parked or gone
             self._hold(opening)
         owner = opening.claim if opening.session is None else opening.session
         if opening.banked is not None:
@@ -378,7 +378,7 @@ class DeviceHome:
         for other, content in self._tokens.items():
             if other is sequence or other.paused or other.mixed or other.fed >= len(content):
                 continue
-            if not other.request.shares:
+            if not other.request.shares or content.owner != tokens.owner:
                 continue
             shared = shared_opening(content.content, tokens.content)
             if shared > max(known, other.fed) + _WORTH_WAITING:
@@ -402,7 +402,7 @@ class DeviceHome:
                 continue
             follower.follows = None
             if ended:
-                opening = self._find(follower, _opening_of(follower))
+                opening = self._find(follower, opening_of(follower, -1))
             else:
                 opening = _Opening(shared, session=leader)
             self._hold(opening)
@@ -462,8 +462,3 @@ class DeviceHome:
 
     def _forget(self, claim: Claim) -> None:
         self.regions.release(self.regions.leave(claim))
-
-
-def _opening_of(sequence: Sequence) -> Packed:
-    """Return a stream's tokens but the last, which is fed for its logits."""
-    return Packed(pack(sequence.tokens[:-1]))

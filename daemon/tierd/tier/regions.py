@@ -14,7 +14,16 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Generic, NewType, Protocol, TypeVar
 
-from tierd.kv.openings import TOKEN_BYTES, Packed, Tokens, longest_opening, pack, shared_opening, unpack
+from tierd.kv.openings import (
+    TOKEN_BYTES,
+    Packed,
+    Tokens,
+    longest_opening,
+    owner_of,
+    pack,
+    shared_opening,
+    unpack,
+)
 
 Claim = NewType("Claim", int)
 
@@ -31,6 +40,10 @@ class Session(Hashable, Protocol):
     @property
     def fed(self) -> int:
         """How many of them, from the first one on, were fed."""
+
+    @property
+    def owner(self) -> str:
+        """Whose they are; see `openings.Packed`."""
 
 
 _Session = TypeVar("_Session", bound=Session)
@@ -66,10 +79,11 @@ class RegionView(Generic[_Session]):
 
 @dataclass(slots=True)
 class _Parked:
-    """tokens: packed; those whose K/V is valid; none where it goes with its last pin."""
+    """tokens: packed; those whose K/V is valid; none where it goes with its last pin. owner: theirs."""
 
     region: int
     tokens: bytes
+    owner: str
     pins: int = 0
 
 
@@ -124,7 +138,7 @@ class Regions(Generic[_Session]):
             self._free.append(region)
             return None
         claim = Claim(next(_numbers))
-        self._parked[claim] = _Parked(region, pack(tokens))
+        self._parked[claim] = _Parked(region, pack(tokens), session.owner)
         return claim
 
     def adopt(self, session: _Session, claim: Claim, positions: int) -> int | None:
@@ -147,19 +161,22 @@ class Regions(Generic[_Session]):
     def find(self, tokens: Tokens, minimum: int = 1) -> Match[_Session] | None:
         """Return the parked or live conversation with the longest opening of these tokens, `minimum` or more.
 
-        Pure. Of equals a parked one wins, the one with the fewest tokens beyond; then the one used last.
+        Pure. It is of the same owner. Of equals a parked one wins, the one with the fewest tokens beyond;
+        then the one used last.
         """
-        packed = pack(tokens)
+        packed, owner = pack(tokens), owner_of(tokens)
         match: Match[_Session] | None = None
         most = minimum - 1
-        parked = ((claim, held.tokens) for claim, held in reversed(self._parked.items()))
+        parked = (
+            (claim, held.tokens) for claim, held in reversed(self._parked.items()) if held.owner == owner
+        )
         found = longest_opening(packed, parked, minimum)
         if found is not None:
             claim, most = found
             match = Match(claim=claim, region=self._parked[claim].region, positions=most)
         for session, region in self._live.items():
             fed = min(session.fed, len(tokens))
-            if fed > most and packed.startswith(pack(session.tokens[: most + 1])):
+            if session.owner == owner and fed > most and packed.startswith(pack(session.tokens[: most + 1])):
                 most = shared_opening(pack(session.tokens[:fed]), packed)
                 match = Match(session=session, region=region, positions=most)
         return match
@@ -247,7 +264,8 @@ class Regions(Generic[_Session]):
 
     def packed_of(self, claim: Claim) -> Packed:
         """Return these tokens packed. ValueError for a stale one."""
-        return Packed(self._named(claim).tokens)
+        parked = self._named(claim)
+        return Packed(parked.tokens, parked.owner)
 
     def claims(self) -> list[Claim]:
         """Return all claims that are not stale, the least recently used first."""
