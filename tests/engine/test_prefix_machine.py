@@ -41,7 +41,7 @@ from tierd.core import (
 )
 from tierd.engine.sampler import draw
 from tierd.engine.scheduler import leave
-from tierd.kv.prefix import _Entry
+from tierd.kv.prefix import _Entry, root_key
 
 STEPS = 10_000
 STEPS_EACH = 50
@@ -280,7 +280,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def every_cached_page_holds_what_its_key_says(self) -> None:
         found = 0
         followers: list[tuple[bytes, _Entry]] = [
-            (b"", e) for e in self.slot.home.prefixes._after.get(b"", ())
+            (root_key(""), e) for e in self.slot.home.prefixes._after.get(root_key(""), ())
         ]
         while followers:
             before, entry = followers.pop()

@@ -90,6 +90,11 @@ def chain_key(before: bytes, tokens: bytes) -> bytes:
     return hashlib.blake2b(before + tokens, digest_size=16).digest()
 
 
+def root_key(owner: str) -> bytes:
+    """Return what an owner's first pages follow."""
+    return _ROOT + owner.encode()
+
+
 class PrefixCache:
     """Finds pages by tokens, over a pool that counts their references. It never holds more than there are.
 
@@ -121,7 +126,7 @@ class PrefixCache:
             return Match()
         tokens = _pack(prompt[:-1])
         pages: list[int] = []
-        key = _root(owner)
+        key = root_key(owner)
         for part in self._parts(tokens):
             following = chain_key(key, part)
             entry = self._whole.get(following)
@@ -199,7 +204,7 @@ class PrefixCache:
     def _keep(self, tokens: Sequence[int], pages: Sequence[int], owner: str) -> list[int]:
         """Enter what is missing; return the cache's pages that hold these tokens, in order."""
         kept: list[int] = []
-        key: bytes | None = _root(owner)
+        key: bytes | None = root_key(owner)
         for page, part in zip(pages, self._parts(_pack(tokens)), strict=False):
             entry = self._keep_page(key, part, page) if key is not None else None
             if entry is None:
@@ -258,10 +263,6 @@ class PrefixCache:
         """Note the end of a new chain as the one used longest ago."""
         self._new_ends[end] = None
         self._new_ends.move_to_end(end, last=False)
-
-
-def _root(owner: str) -> bytes:
-    return _ROOT + owner.encode()
 
 
 def _pack(tokens: Sequence[int]) -> bytes:
