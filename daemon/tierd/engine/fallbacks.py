@@ -115,7 +115,10 @@ class Fallbacks:
         return slot in self._working
 
     def count(self, slot: Slot, step: Step) -> None:
-        """Count what the CPU is given that was meant for a device: the one place where this is done."""
+        """Count what the CPU is given that was meant for a device.
+
+        This, and `count_handed_back`, are the one place where it is done.
+        """
         passes = self.passes.get(slot.id)
         if passes is None:
             return
@@ -127,6 +130,12 @@ class Fallbacks:
                     passes.count(reason)
             elif slot is not on_device:
                 passes.count(self._reason(on_device, sequence, chunk))
+
+    def count_handed_back(self, slot: Slot, step: Step) -> None:
+        """Count a step that is done and that the device has failed at, so that the CPU has computed it."""
+        passes = self.passes.get(slot.id)
+        if passes is not None and isinstance(slot.executor, RailsExecutor) and slot.executor.handed_back:
+            passes.count(PassReason.DEVICE_LOST, len(step.sequences))
 
     def route(self) -> bool:
         """Send those to the CPU whom a device cannot have. Returns whether that makes work for a device."""

@@ -354,6 +354,7 @@ class Loop:
                     device.paces.note(slot, step, seconds)
                 self._everyone[slot] = self._everyone.pop(slot)
                 settle(slot, step, failed=isinstance(result, Exception))
+                self._fallbacks.count_handed_back(slot, step)
                 self._fallbacks.guests_done(slot, step, failed=isinstance(result, Exception))
                 self._complete(slot, step, result, seconds, scores)
             case MoveDone(slot, move, error):

@@ -25,7 +25,8 @@ class RailsExecutor:
     A step that the device fails at is run again on the host: K and V are written once more, and are the same.
     Where the host must not have it `collect` raises DeviceLostError, and the step may be fed again.
 
-    strict: whether the host must not have what is for the device.
+    strict: whether the host must not have what is for the device. handed_back: whether the host has computed
+    the step collected last because the device failed at it.
     """
 
     name = "rails"
@@ -47,6 +48,7 @@ class RailsExecutor:
         self.layers: tuple[int, ...] = ()  # whose matmuls are on the device
         self.least = rows
         self.strict = False
+        self.handed_back = False
         self._lock = threading.Lock()  # held while the device computes, and while what is laid changes
         self._products: Products | None = None
         self._failure = ""
@@ -90,6 +92,7 @@ class RailsExecutor:
 
     def run(self, batch: Batch) -> Logits:
         """Submit a batch and collect it: its logits, shape (batch.logit_rows, vocabulary)."""
+        self.handed_back = False
         if batch.rows < self.least:
             return self.host.run(batch)
         with self._lock:
@@ -101,6 +104,7 @@ class RailsExecutor:
                     products, self._products, self.layers = self._products, None, ()
                     products.close()
                     log.error("the device is not used any more: %s", error)
+                    self.handed_back = not self.strict
             if self.strict and self._failure:
                 raise DeviceLostError(self._failure)
         return self.host.run(batch)
