@@ -62,7 +62,7 @@ class Clock:
 
 @contextmanager
 def serving(
-    model: Path, gap_ms: float, clock: Clock, context: int, streams: int
+    model: Path, gap_ms: float, clock: Clock, context: int, streams: int, threads: int
 ) -> Iterator[tuple[Engine, int]]:
     """Serve a model on the host, with K/V for all its streams; yield the engine and its vocabulary."""
     settings = Settings(
@@ -70,7 +70,7 @@ def serving(
         engine=EngineSettings(gap_ms=gap_ms),
         kv=KVSettings(memory_mb=2048),
     )
-    backend = HostBackend(0)
+    backend = HostBackend(threads)
     opener = partial(open_slot, settings=settings, site=HostSite(backend))
     engine = Engine(clock.deliver, open_slot=opener, metrics=Metrics("bench"), settings=settings)
     try:
@@ -82,10 +82,12 @@ def serving(
         backend.close()
 
 
-def measure(model: Path, gap_ms: float, prompt: int, streams: int, context: int) -> tuple[list[float], float]:
+def measure(
+    model: Path, gap_ms: float, *, prompt: int, streams: int, context: int, threads: int = 0
+) -> tuple[list[float], float]:
     """Return the gaps of the streams while a prompt is read, and how long its first text takes; seconds."""
     clock, random = Clock(), np.random.default_rng(7)
-    with serving(model, gap_ms, clock, context, streams + 1) as (engine, vocabulary):
+    with serving(model, gap_ms, clock, context, streams + 1, threads) as (engine, vocabulary):
 
         def ask(id: str, length: int, tokens: int) -> None:
             ids = tuple(int(token) for token in random.integers(0, vocabulary, length))
@@ -115,6 +117,7 @@ def main() -> int:
     parser.add_argument("--gap-ms", default="60,0", help="settings to be compared (60,0)")
     parser.add_argument("--prompt", type=int, default=6000, help="tokens of the prompt (6000)")
     parser.add_argument("--streams", type=int, default=4, help="running streams (4)")
+    parser.add_argument("--threads", type=int, default=0, help="that compute; 0: all cores (0)")
     parser.add_argument("--context", type=int, default=8192, help="of the model (8192)")
     parser.add_argument("--rounds", type=int, default=3, help="how often all are measured (3)")
     options = parser.parse_args()
@@ -123,7 +126,14 @@ def main() -> int:
     firsts: dict[float, list[float]] = defaultdict(list)
     for _ in range(options.rounds):
         for target in targets:
-            measured, first = measure(options.model, target, options.prompt, options.streams, options.context)
+            measured, first = measure(
+                options.model,
+                target,
+                prompt=options.prompt,
+                streams=options.streams,
+                context=options.context,
+                threads=options.threads,
+            )
             gaps[target] += measured
             firsts[target].append(first)
     missed = False

@@ -16,7 +16,7 @@ from tierd.engine.scheduler import schedule
 from tierd.slot import Slot
 
 GAP = 0.06
-LEAST, MOST = 16, 256
+LEAST, MOST = 8, 256
 Seconds = Callable[[int, int], float]  # of a step: of prompts so many rows, from a position on
 
 
@@ -101,7 +101,7 @@ def test_a_prompt_goes_on_however_long_steps_take() -> None:
 def test_prompts_share_what_there_is_in_order() -> None:
     pace = Pace()
     pace.note([(200, 100)], 0.1)
-    allowance = Allowance(MOST, LEAST, 0.0601, pace)
+    allowance = Allowance(MOST, 2 * LEAST, 0.0601, pace)
     assert allowance.take(0, 20) == 20
     assert allowance.take(2480, 100) == 4
     assert allowance.take(2480, 100) == 0

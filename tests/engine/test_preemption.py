@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from engine import harness
 from engine.drive import begin, carry, complete, enqueue, greedy, run
-from engine.harness import Gate, Harness, model, running
+from engine.harness import Gate, model, running
 from engine.null_slot import null_slot, request
 from tierd.backends.host import HostBackend
-from tierd.core import FinishedEvent, Request, Sequence
+from tierd.core import FinishedEvent, Request, Sequence, TextEvent, TokenLogprobs
 from tierd.engine import queue
 from tierd.engine.scheduler import leave
 from tierd.kv.bank import Bank
-from tierd.settings import EngineSettings, KVSettings, ModelSettings, Settings
+from tierd.settings import EngineSettings, KVSettings, ModelSettings, QueueSettings, ServerSettings, Settings
 from tierd.slot import Slot, open_slot
 from tierd.tier.host_site import HostSite
 from tiny import write_llama
@@ -167,25 +169,25 @@ def test_preemptions_are_told() -> None:
     bank, gate = Bank(ROOM), Gate()
     with running(
         model("null", streams=4), pages=9, bank=bank, before_step=gate, engine={"bank": bank}
-    ) as harness:
+    ) as house:
         for asked in talks(3):
-            harness.engine.submit(asked)
+            house.engine.submit(asked)
         for _ in range(40):
             gate.let()
             gate.wait()
-            if harness.engine.snapshot.models["null"].preempted:
+            if house.engine.snapshot.models["null"].preempted:
                 break
-        state = harness.engine.snapshot.models["null"]
+        state = house.engine.snapshot.models["null"]
         assert (state.preempted, state.preemptions) == (1, {"banked": 1})
-        sample = harness.metrics.registry.get_sample_value
+        sample = house.metrics.registry.get_sample_value
         assert sample("tierd_requests_preempted", {"model": "null"}) == 1
         gate.let(1000)
         for asked in talks(3):
-            assert isinstance(harness.mail.terminal(asked.id), FinishedEvent)
-        harness.snapshot_when(lambda snapshot: not snapshot.models["null"].running)
-        count = harness.engine.snapshot.models["null"].preemptions["banked"]
+            assert isinstance(house.mail.terminal(asked.id), FinishedEvent)
+        house.snapshot_when(lambda snapshot: not snapshot.models["null"].running)
+        count = house.engine.snapshot.models["null"].preemptions["banked"]
         assert sample("tierd_preemptions_total", {"model": "null", "rows": "banked"}) == count >= 1
-        assert harness.rests()
+        assert house.rests()
 
 
 # ---- On the host: the same ids as alone
@@ -210,27 +212,37 @@ def conversations(count: int) -> list[Request]:
     ]
 
 
-def texts(
-    path: Path, asked: list[Request], *, codec: str, streams: int, bank_kib: int = 0
-) -> tuple[list[str], Harness]:
-    """Serve requests all at once; return what they say, and the engine that has ended."""
-    settings = Settings(engine=EngineSettings(gap_ms=5), kv=KVSettings(memory_mb=1, prefix_cache=streams > 1))
+def said(
+    path: Path, asked: list[Request], *, codec: str, memory_mb: int, streams: int, bank_kib: int = 0
+) -> tuple[list[list[TokenLogprobs]], Counter[str]]:
+    """Serve requests all at once; return their ids, with what was told of each, and what was preempted."""
+    settings = Settings(
+        server=ServerSettings(reader_backlog=65536),  # nobody reads
+        queue=QueueSettings(timeout_s=0),
+        engine=EngineSettings(gap_ms=5),
+        kv=KVSettings(memory_mb=memory_mb, prefix_cache=streams > 1),
+    )
     backend, bank = HostBackend(1), Bank(bank_kib << 10)
     try:
         opener = partial(open_slot, settings=settings, site=HostSite(backend, bank=bank))
         served = ModelSettings(id="m", path=path, streams=streams, context=CONTEXT, kv_dtype=codec)
-        with running(served, open_slot=opener, settings=settings, engine={"bank": bank}) as harness:
+        with running(served, open_slot=opener, settings=settings, engine={"bank": bank}) as house:
             for one in asked:
-                harness.engine.submit(one)
+                house.engine.submit(replace(one, top_logprobs=0))
             for one in asked:
-                assert isinstance(harness.mail.terminal(one.id), FinishedEvent)
-            assert harness.rests()
-            pool = harness.slots["m"].home.pool
+                assert isinstance(house.mail.terminal(one.id), FinishedEvent)
+            assert house.rests()
+            slot = house.slots["m"]
+            pool = slot.home.pool
             assert pool.free + pool.cached == pool.total
             assert not bank.entries
-            return [harness.mail.text(one.id) for one in asked], harness
+            events = [house.mail.events(one.id) for one in asked]
     finally:
         backend.close()
+    told = [
+        [each for event in one if isinstance(event, TextEvent) for each in event.logprobs] for one in events
+    ]
+    return told, slot.preemptions
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -239,9 +251,24 @@ def test_ids_are_those_alone_where_pages_run_out_under_eight_others(codec: str, 
     kv_heads = {"f16": 2, "q8_0": 4, "tq4": 8}[codec]  # about fifteen pages a MiB
     path = write_llama(tmp_path / "tiny.gguf", heads=8, kv_heads=kv_heads, head_size=64, context=CONTEXT)
     asked = conversations(17)
-    company, harness = texts(path, asked, codec=codec, streams=9, bank_kib=400)
-    preemptions = harness.slots["m"].preemptions
+    company, preemptions = said(path, asked, codec=codec, memory_mb=1, streams=9, bank_kib=400)
     assert preemptions["banked"] > 0
-    alone, _ = texts(path, asked, codec=codec, streams=1)
+    alone, _ = said(path, asked, codec=codec, memory_mb=1, streams=1)
     assert company == alone
-    assert all(one != other for one, other in pairwise(alone))
+    assert [len(told) for told in alone] == [one.max_tokens for one in asked]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("codec", CODECS)
+def test_so_are_those_of_a_real_model(
+    codec: str, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "PATIENCE", 600.0)
+    memory_mb = {"f16": 15, "q8_0": 8, "tq4": 4}[codec]  # for about ten pages
+    asked = conversations(10)
+    company, preemptions = said(
+        smollm2_path, asked, codec=codec, memory_mb=memory_mb, streams=9, bank_kib=memory_mb << 9
+    )
+    assert preemptions["banked"] > 0
+    alone, _ = said(smollm2_path, asked, codec=codec, memory_mb=memory_mb, streams=1)
+    assert company == alone

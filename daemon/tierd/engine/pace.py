@@ -25,7 +25,7 @@ _LAST = 3
 # Positions up to which a row of a prompt costs about the same.
 _NEAR = 256
 # Rows of prompts that a step has room for at least: fewer would hardly pay for reading the weights.
-_LEAST = 16
+_LEAST = 8
 # Seconds that any step takes.
 _TICK = 1e-6
 
