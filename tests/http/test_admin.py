@@ -76,7 +76,7 @@ def test_status_counts_streams_and_pages_while_they_run(held: Administered) -> N
         wait_until(lambda: (s := status_of(held, "two"))["running"] == 2 and s["waiting"] == 1)
         pages = status_of(held, "two")["pages"]
         assert pages["used"] > 0
-        assert pages["reserved"] > 0
+        assert 0 <= pages["reserved"] <= pages["free"] + pages["cached"]
         assert pages["used"] + pages["cached"] + pages["free"] == pages["total"]
         assert status_of(held, "one")["running"] == 0
     finally:
