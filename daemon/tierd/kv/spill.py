@@ -26,6 +26,7 @@ from tierd.settings import StateSettings
 
 log = logging.getLogger(__name__)
 
+_BANK = "bank"  # the folder in state.dir
 _MIB = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -138,8 +139,18 @@ def open_spill(settings: StateSettings, post: Callable[[SpillDone | SpillCleared
     try:
         _make_private(settings.dir, may_be_link=True)
     except OSError as error:
-        raise SettingsError(f"state.dir: cannot use {settings.dir}: {error.strerror}") from error
-    return Spill(settings.dir / "bank", post, settings.max_mb * _MIB or 1 << 62)
+        raise _unusable(settings.dir, error) from error
+    return Spill(settings.dir / _BANK, post, settings.max_mb * _MIB or 1 << 62)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise SettingsError where what lies at state.dir is not for this user alone. Makes nothing."""
+    for place, may_be_link in ((folder, True), (folder / _BANK, False)):
+        try:
+            if os.path.lexists(place):
+                _check_private(place, may_be_link=may_be_link)
+        except OSError as error:
+            raise _unusable(place, error) from error
 
 
 def carry_out(job: SpillJob) -> SpillDone:
@@ -173,6 +184,11 @@ def _make_private(folder: Path, *, may_be_link: bool) -> None:
         folder.mkdir(0o700, parents=True)
         with suppress(PermissionError):  # a folder may be written to that cannot be read
             row_files.sync_folder(folder.parent)
+    _check_private(folder, may_be_link=may_be_link)
+
+
+def _check_private(folder: Path, *, may_be_link: bool) -> None:
+    """See to it that what is there is a folder of this user's alone. Raises SettingsError, OSError."""
     found = folder.stat(follow_symlinks=may_be_link)
     mode = stat.S_IMODE(found.st_mode)
     if stat.S_ISLNK(found.st_mode):
@@ -201,8 +217,12 @@ def _claim_folder(folder: Path) -> int:
     except BlockingIOError:
         raise SettingsError(f"state.dir: another tierd uses {folder}; choose another one") from None
     except OSError as error:
-        raise SettingsError(f"state.dir: cannot use {folder}: {error.strerror}") from error
+        raise _unusable(folder, error) from error
     return lock
+
+
+def _unusable(folder: Path, error: OSError) -> SettingsError:
+    return SettingsError(f"state.dir: cannot use {folder}: {error.strerror}")
 
 
 def _look_through(folder: Path) -> dict[Path, Header]:

@@ -22,6 +22,7 @@ from tierd.backends.vkapi.choose import REQUIRED_FEATURES
 from tierd.cli.checks import drivers, folders, machine, rails, rights, vulkan
 from tierd.cli.checks.finding import Finding, Verdict
 from tierd.errors import SettingsError
+from tierd.kv.spill import open_spill
 from tierd.settings import AdminSettings, EngineSettings, GPUSettings, KVSettings, Settings, StateSettings
 from tierd.tier.availability import Verdict as Availability
 
@@ -379,6 +380,23 @@ def test_folders_that_may_be_written_to(tmp_path: Path, monkeypatch: pytest.Monk
     ]
     assert [each.verdict for each in found] == [OK] * 5
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["state", "state/bank"])
+def test_a_state_that_is_not_of_one_user_is_no_better_for_the_doctor_than_for_the_daemon(
+    tmp_path: Path, place: str
+) -> None:
+    folder = tmp_path / place
+    settings = StateSettings(dir=tmp_path / "state")
+    folder.mkdir(0o700, parents=True)
+    folder.parent.chmod(0o700)
+    assert folders.state(settings).verdict is OK
+    folder.chmod(0o755)
+    with pytest.raises(SettingsError) as refused:
+        open_spill(settings, lambda done: None)
+    found = folders.state(settings)
+    assert (found.verdict, found.error, found.text) == (PROBLEM, SettingsError, str(refused.value))
+    assert found.text == f"state.dir: others may use {folder}, mode 755; run: chmod 700 {folder}"
 
 
 def test_folders_that_may_not(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

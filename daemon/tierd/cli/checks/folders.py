@@ -10,6 +10,7 @@ from tierd.backends.resident.image import default_directory
 from tierd.cli.checks.finding import Finding, note, problem
 from tierd.cli.checks.rights import user
 from tierd.errors import SettingsError
+from tierd.kv.spill import check_folder
 from tierd.settings import AdminSettings, StateSettings, admin_sockets
 
 
@@ -34,6 +35,10 @@ def state(settings: StateSettings) -> Finding:
     if obstacle:
         remedy = f"sudo install -d -m 0700 -o {user()} {settings.dir}"
         return problem("state", f"state.dir cannot be used: {obstacle}", remedy, SettingsError)
+    try:
+        check_folder(settings.dir)
+    except SettingsError as error:
+        return problem("state", str(error), "", SettingsError)
     return Finding(subject="state", text=f"{settings.dir} may be written to")
 
 
