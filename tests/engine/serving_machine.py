@@ -31,6 +31,7 @@ from engine.device_slot import NullFallback
 from engine.harness import model
 from engine.manual import Board, BoardExecutor, Clock, ManualLoop
 from engine.null_slot import null_slot, request
+from engine.scored import expected
 from manual_spill import ManualSpill
 from tierd.core import (
     Batch,
@@ -190,7 +191,10 @@ class ServingMachine(RuleBasedStateMachine):
             said = bytes(self.asked[id].prompt) + self.loop.mail.text(id).encode("utf-8", "ignore")
             prompt = said[: CONTEXT - 8] + b" and"
         for _ in range(copies):
-            self.submit(model, prompt + b"q%d" % tail, tokens, random=random, priority=priority)
+            scored = random and tail == 0
+            self.submit(
+                model, prompt + b"q%d" % tail, tokens, random=random, priority=priority, scored=scored
+            )
         self.turn()
         self.do(*calls)
 
@@ -262,7 +266,14 @@ class ServingMachine(RuleBasedStateMachine):
         return self.models[index % len(self.models)]
 
     def submit(
-        self, model: str, prompt: bytes, tokens: int, *, random: bool = False, priority: int = 0
+        self,
+        model: str,
+        prompt: bytes,
+        tokens: int,
+        *,
+        random: bool = False,
+        priority: int = 0,
+        scored: bool = False,
     ) -> None:
         id = f"r{len(self.asked)}"
         asked = request(
@@ -273,7 +284,7 @@ class ServingMachine(RuleBasedStateMachine):
             temperature=0.5 if random else 0.0,
             seed=7,
         )
-        self.asked[id] = asked = replace(asked, priority=priority)
+        self.asked[id] = asked = replace(asked, priority=priority, prompt_logprobs=1 if scored else None)
         self.loop.submit(asked)
 
     def do(self, gpu: int, cpu: int, threads: list[tuple[int, str, int]]) -> None:
@@ -451,6 +462,12 @@ class ServingMachine(RuleBasedStateMachine):
         for id, asked in self.asked.items():
             (end,) = ends[id]
             text = self.loop.mail.text(id)
+            scores = [score for event in self.texts(id) for score in event.prompt]
+            if asked.prompt_logprobs is not None:
+                exact = expected(asked.prompt, 1)
+                assert scores == exact[: len(scores)]
+                assert len(scores) == len(exact) or not text
+                self.seen["scored"] += len(scores) == len(exact)
             if isinstance(end, FinishedEvent) and end.usage.completion_tokens == asked.max_tokens:
                 assert text == alone(asked)
                 self.seen["whole"] += 1
@@ -459,6 +476,9 @@ class ServingMachine(RuleBasedStateMachine):
                 assert self.may_end(id, end), end
         self.seen.update(self.counted(self.loop.metrics.passes, "reason"))
         self.seen.update(f"preempted, {rows}" for rows in self.counted(self.loop.metrics.preemptions, "rows"))
+
+    def texts(self, id: str) -> list[TextEvent]:
+        return [event for event in self.loop.mail.events(id) if isinstance(event, TextEvent)]
 
     @staticmethod
     def counted(counter: Counts, label: str) -> set[str]:

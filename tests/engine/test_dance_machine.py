@@ -244,12 +244,10 @@ class DanceMachine(ServingMachine):
         else:
             self.loop.inbox.put(Resume(self.promise()))
 
-    def submit(
-        self, model: str, prompt: bytes, tokens: int, *, random: bool = False, priority: int = 0
-    ) -> None:
+    def submit(self, model: str, prompt: bytes, tokens: int, **options: bool | int) -> None:
         if self.draining or model not in self.loop.catalogue.entries:
             self.excused.add(f"r{len(self.asked)}")
-        super().submit(model, prompt, tokens, random=random, priority=priority)
+        super().submit(model, prompt, tokens, **options)
 
     def prepare_workers(self, fate: str, tries: int = 1) -> None:
         super().prepare_workers(fate, tries)
