@@ -24,13 +24,7 @@ def provide(slot: Slot) -> set[Sequence]:
     """
     _go_on(slot)
     while True:
-        dry = {
-            sequence
-            for sequence, flight in flights(slot).items()
-            if not (
-                sequence.paused or sequence.moves or slot.home.grow(sequence, sequence.fed + flight.rows + 1)
-            )
-        }
+        dry = _dry(slot)
         if not dry or slot.preempting is not None:
             break
         slot.preempting = next((last for last in reversed(slot.running[1:]) if not last.moves), None)
@@ -38,6 +32,17 @@ def provide(slot: Slot) -> set[Sequence]:
             break
         _go_on(slot)
     return dry if slot.preempting is None else dry | {slot.preempting}
+
+
+def _dry(slot: Slot) -> set[Sequence]:
+    """Grant running streams pages for their next rows; return for whom there are none."""
+    ahead = flights(slot) if slot.steps else {}
+    return {
+        sequence
+        for sequence in slot.running
+        if not (sequence.paused or sequence.moves)
+        and not slot.home.grow(sequence, sequence.fed + (ahead[sequence].rows if ahead else 0) + 1)
+    }
 
 
 def give_way(slot: Slot) -> bool:

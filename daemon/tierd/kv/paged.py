@@ -156,6 +156,8 @@ class PagedHome:
 
     def grow(self, sequence: Sequence, end: int) -> bool:
         """See Home."""
+        if end <= self._grants[sequence] * self.executor.page_positions:
+            return True
         wanted = min(pages_for(end, self.executor.page_positions), self.pages_needed(sequence.request))
         more = wanted - self._grants[sequence]
         if more > 0:
