@@ -6,14 +6,17 @@ import gc
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from engine.harness import NULL, PATIENCE, Harness, model, running
 from engine.null_slot import request
 from engine.words import Word, is_word
+from tierd.backends.picking import pick
 from tierd.core import (
     Batch,
     Constraint,
+    Draw,
     FailedEvent,
     FinishedEvent,
     FinishReason,
@@ -251,3 +254,14 @@ def test_an_engine_that_ends_lets_its_threads_end() -> None:
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
+
+
+def test_a_mask_of_one_token_leaves_nothing_to_pick() -> None:
+    logits = np.full(70, -np.inf, np.float32)
+    logits[5] = 3.0
+    for id in (0, 31, 32, 69):
+        one = TokenMask.of([id], 70)
+        assert one.single
+        assert pick(logits, Draw(allowed=one, temperature=1.0, uniform=0.9)) == id
+    for several in ([3, 4], [3, 35], [0, 69]):
+        assert not TokenMask.of(several, 70).single
