@@ -13,6 +13,7 @@ from tierd.models.formats import KV_CODECS
 from tierd.settings import (
     KV_DTYPES,
     GPUSettings,
+    KeySettings,
     ModelSettings,
     Settings,
     load_settings,
@@ -46,14 +47,17 @@ def complaint(file: Path, text: str) -> str:
 def test_manual_shows_every_setting_with_its_default() -> None:
     manual = tomllib.loads(MANUAL.read_text(encoding="utf-8"))
     (manual_model,) = manual.pop("models")
+    (manual_key,) = manual.pop("keys")
     model = dataclasses.asdict(ModelSettings(id=manual_model["id"], path=Path(manual_model["path"])))
     expected = dataclasses.asdict(Settings())
     del expected["models"]
+    del expected["keys"]
     expected["server"]["api_keys_file"] = ""
     expected["admin"]["token_file"] = ""
     expected["state"]["dir"] = ""
 
     assert manual == expected
+    assert manual_key == dataclasses.asdict(KeySettings())
     assert {**manual_model, "path": Path(manual_model["path"]), "chat_template": None} == model
     assert manual_model["chat_template"] == ""
 
@@ -83,6 +87,7 @@ def test_values_reach_their_fields(settings_file: Path) -> None:
         engine = {threads = 3, chunk_rows = 7}
         limits.max_output_tokens = 5
         kv.memory_mb = 64
+        keys = [{requests = 2}, {name = "alice", tokens_per_minute = 5}]
         models = [
             {id = "a", path = "/models/a.gguf", kv_dtype = "tq4", temperature = 0},
             {id = "b", path = "/models/b.gguf", default = true, chat_template = "/b.jinja"},
@@ -93,6 +98,7 @@ def test_values_reach_their_fields(settings_file: Path) -> None:
     assert (settings.engine.threads, settings.engine.chunk_rows) == (3, 7)
     assert settings.limits.max_output_tokens == 5
     assert settings.kv.memory_mb == 64
+    assert settings.keys == (KeySettings(requests=2), KeySettings(name="alice", tokens_per_minute=5))
     first, second = settings.models
     assert (first.path, first.kv_dtype, first.temperature) == (Path("/models/a.gguf"), "tq4", 0.0)
     assert isinstance(first.temperature, float)
@@ -106,6 +112,10 @@ def test_values_reach_their_fields(settings_file: Path) -> None:
         ("[server]\nlistn = 'x:1'", "server.listn is not a setting; did you mean server.listen?"),
         ("[sever]\nlisten = 'x:1'", "sever is not a setting; did you mean server?"),
         ("[engine]\nzzz = 1", "engine.zzz is not a setting; known here: chunk_rows, gap_ms, threads"),
+        ("keys = 1", "keys must be written as [[keys]] tables"),
+        ("[[keys]]\nname = 'a b'", "keys[0].name must be 1 to 64 letters, digits and . _ @ -, the first a"),
+        ("[[keys]]\n[[keys]]", "keys has the name '' twice; names must differ"),
+        ("[[keys]]\nrequest = 1", "keys[0].request is not a setting; did you mean keys[0].requests?"),
         ("[[models]]\nid = 'a'\npath = 'b'\ncontxt = 1", "models[0].contxt is not a setting; did you mean"),
     ],
 )

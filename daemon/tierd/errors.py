@@ -18,7 +18,8 @@
     │   ├── UnauthorizedError    a key or token is missing or wrong
     │   ├── BusyError            too many requests wait: try again in a while that it names
     │   │   ├── QueueFullError
-    │   │   └── QueueTimeoutError
+    │   │   ├── QueueTimeoutError
+    │   │   └── RateLimitError   an API key has had what it may take
     │   ├── SlowReaderError      the client did not take what it asked for
     │   └── UnavailableError     shutting down or not ready: try again later
     ├── ExecutorError            a backend failed while it ran a step
@@ -154,6 +155,12 @@ class QueueTimeoutError(BusyError):
     """The request has waited as long as it may."""
 
     code = "queue_timeout"
+
+
+class RateLimitError(BusyError):
+    """The API key has had as many requests or tokens as it may."""
+
+    code = "rate_limit_exceeded"
 
 
 class SlowReaderError(RequestError):

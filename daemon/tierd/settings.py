@@ -306,6 +306,20 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeySettings:
+    """One `[[keys]]` table: what an API key may take; 0: whatever it wants.
+
+    name: of the key; "": for all keys, or callers without one, that no other table names.
+    requests: at the same time. requests_per_minute, tokens_per_minute: see `http.quotas`.
+    """
+
+    name: str = field(default="", metadata=_checked(_optional(key_name)))
+    requests: int = field(default=0, metadata=_checked(_within(0)))
+    requests_per_minute: int = field(default=0, metadata=_checked(_within(0)))
+    tokens_per_minute: int = field(default=0, metadata=_checked(_within(0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings. `models` is in the order of the file; when it is not empty, one is the default."""
 
@@ -320,6 +334,7 @@ class Settings:
     state: StateSettings = StateSettings()
     gpu: GPUSettings = GPUSettings()
     switch: SwitchSettings = SwitchSettings()
+    keys: tuple[KeySettings, ...] = ()
     models: tuple[ModelSettings, ...] = ()
 
     def required(self, model: ModelSettings) -> str:
@@ -463,6 +478,7 @@ _Section = TypeVar(
     KVSettings,
     StateSettings,
     GPUSettings,
+    KeySettings,
     ModelSettings,
 )
 
@@ -486,11 +502,9 @@ def _parse(file: Path, document: Mapping[str, Any]) -> Settings:
     values: dict[str, Any] = {}
     for name, content in document.items():
         if name == "models":
-            if not _is_tables(content):
-                raise origin.fault("models", "must be written as [[models]] tables")
-            values[name] = tuple(
-                _section(origin, f"models[{i}]", ModelSettings, table) for i, table in enumerate(content)
-            )
+            values[name] = _sections(origin, name, ModelSettings, content)
+        elif name == "keys":
+            values[name] = _settle_keys(origin, _sections(origin, name, KeySettings, content))
         elif isinstance(content, dict):
             values[name] = _section(origin, name, sections[name], content)
         else:
@@ -498,7 +512,22 @@ def _parse(file: Path, document: Mapping[str, Any]) -> Settings:
     return Settings(**values)
 
 
-def _is_tables(content: object) -> bool:
+def _settle_keys(origin: _Origin, keys: tuple[KeySettings, ...]) -> tuple[KeySettings, ...]:
+    """Check what holds between tables of keys."""
+    names = [key.name for key in keys]
+    for name in names:
+        if names.count(name) > 1:
+            raise origin.fault("keys", f"has the name {name!r} twice; names must differ")
+    return keys
+
+
+def _sections(origin: _Origin, name: str, kind: type[_Section], content: object) -> tuple[_Section, ...]:
+    if not _is_tables(content):
+        raise origin.fault(name, f"must be written as [[{name}]] tables")
+    return tuple(_section(origin, f"{name}[{i}]", kind, table) for i, table in enumerate(content))
+
+
+def _is_tables(content: object) -> typing.TypeGuard[list[dict[str, Any]]]:
     return isinstance(content, list) and all(isinstance(table, dict) for table in content)
 
 

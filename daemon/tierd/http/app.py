@@ -24,6 +24,7 @@ from tierd.http.messages import MessageRoutes
 from tierd.http.messages_errors import MessagesDialect
 from tierd.http.models import ModelRoutes
 from tierd.http.openapi import openapi_route
+from tierd.http.quotas import QuotaGate, Quotas
 from tierd.http.responses import ResponsesRoutes
 from tierd.http.responses_shelf import ResponsesShelf
 from tierd.http.responses_store import ResponsesStore
@@ -72,6 +73,7 @@ def create_app(
         middleware=[
             Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect}),
             Middleware(KeyGate, keys=keys, share_prefix=settings.kv.share_prefix),
+            Middleware(QuotaGate, quotas=Quotas(settings.keys)),
         ],
         exception_handlers={HTTPException: route_error},
         lifespan=lifespan,

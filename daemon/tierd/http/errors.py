@@ -310,7 +310,7 @@ class ErrorBoundary:
                 and scope["method"] == "POST"
                 and "asked" not in scope["state"]
             ):
-                self._note(request_id, error, answer.status)
+                self._note(scope, error, answer.status)
             if begun is None:
                 await answer.response(dialect)(scope, receive, named_send)
             elif _is_event_stream(begun):
@@ -319,13 +319,16 @@ class ErrorBoundary:
             else:
                 raise
 
-    def _note(self, request_id: str, error: RequestError, status: int) -> None:
+    def _note(self, scope: Scope, error: RequestError, status: int) -> None:
         """Count and log a refusal. Its message may repeat what the client sent, so it is left out."""
         outcome = "unavailable" if isinstance(error, UnavailableError) else "refused"
         self._refused(outcome)
+        state = scope["state"]
+        name = state["visit"].name if "visit" in state else ""
         logger.info(
-            "request=%s model=- outcome=%s status=%d code=%s param=%s",
-            request_id,
+            "request=%s model=-%s outcome=%s status=%d code=%s param=%s",
+            state["request_id"],
+            f" key={name}" if name else "",
             outcome,
             status,
             error.code or "-",
