@@ -83,6 +83,18 @@ def test_who_watches_needs_no_key(guarded: Live) -> None:
     assert guarded.get("/openapi.json").status_code != 401
 
 
+def test_the_document_says_where_a_key_is_asked_for(guarded: Live, live: Live) -> None:
+    document = guarded.get("/openapi.json").json()
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "header"}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            status = guarded.http.request(method, path).status_code
+            assert ("security" in operation) == ("401" in operation["responses"]) == (status == 401), path
+    text = live.get("/openapi.json").text
+    assert "securitySchemes" not in text
+    assert '"401"' not in text
+
+
 def test_clients_of_openai_understand_it(guarded: Live) -> None:
     def client(key: str) -> openai.OpenAI:
         return openai.OpenAI(

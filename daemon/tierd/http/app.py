@@ -68,7 +68,7 @@ def create_app(
             *EmbeddingRoutes(engine, mailboxes, encoder, roster).routes(),
             *TextRoutes(engine, encoder, roster).routes(),
             *HealthRoutes(engine, metrics).routes(),
-            openapi_route(),
+            openapi_route(guarded=keys is not None),
         ],
         middleware=[
             Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect}),

@@ -19,29 +19,38 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import tierd
-from tierd.errors import TierdError
+from tierd.errors import RateLimitError, TierdError, UnauthorizedError
+from tierd.http.auth import OPEN_PATHS
 from tierd.http.endpoints import ANYWHERE, ENDPOINTS, EVENT_STREAM, JSON, UNROUTED, Endpoint, Parameter
 from tierd.http.errors import ErrorBody, status_of
 from tierd.http.json_schema import Schema, Schemas
+from tierd.http.quotas import counts
+
+# How a key may be shown.
+KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 
 
-def openapi_route() -> Route:
-    """Return the route."""
+def openapi_route(*, guarded: bool) -> Route:
+    """Return the route. guarded: keys are asked for."""
+
+    async def show(request: Request) -> Response:
+        return Response(document(guarded=guarded), media_type=JSON)
+
     return Route("/openapi.json", show)
 
 
-async def show(request: Request) -> Response:
-    """Return the document."""
-    return Response(document(), media_type=JSON)
-
-
 @functools.cache
-def document() -> bytes:
-    """Return the document, made from the table of endpoints once."""
+def document(*, guarded: bool = False) -> bytes:
+    """Return the document, made from the table of endpoints once. guarded: keys are asked for."""
     schemas = Schemas()
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
-        paths.setdefault(endpoint.path, {})[endpoint.method] = _operation(endpoint, schemas)
+        paths.setdefault(endpoint.path, {})[endpoint.method] = _operation(
+            endpoint, schemas, guarded=guarded and endpoint.path not in OPEN_PATHS
+        )
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -52,12 +61,12 @@ def document() -> bytes:
             },
             "servers": [{"url": "/"}],
             "paths": paths,
-            "components": {"schemas": schemas.components},
+            "components": {"schemas": schemas.components} | ({"securitySchemes": KEYS} if guarded else {}),
         }
     )
 
 
-def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, schemas: Schemas, *, guarded: bool) -> dict[str, Any]:
     words = re.findall(r"\w+", endpoint.path)
     operation: dict[str, Any] = {
         "operationId": "_".join([endpoint.method, *words]),
@@ -74,8 +83,10 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
         content[EVENT_STREAM] = {"schema": {"type": "string"}, "x-event": schemas.of(endpoint.stream)}
     operation["responses"] = {
         "200": {"description": "The answer.", "content": content},
-        **_refusals(endpoint, schemas),
+        **_refusals(endpoint, schemas, guarded=guarded),
     }
+    if guarded:
+        operation["security"] = [{name: []} for name in KEYS]
     return operation
 
 
@@ -92,10 +103,13 @@ def _parameter(parameter: Parameter, schemas: Schemas) -> dict[str, Any]:
     }
 
 
-def _refusals(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
+def _refusals(endpoint: Endpoint, schemas: Schemas, *, guarded: bool) -> dict[str, Any]:
     """Return what errors are answered with, by status, told in the words of their classes."""
+    gates: list[type[TierdError]] = [UnauthorizedError] if guarded else []
+    if counts(endpoint.method.upper(), endpoint.path):
+        gates.append(RateLimitError)
     shapes = dict.fromkeys(UNROUTED, ErrorBody) | dict.fromkeys(
-        [*ANYWHERE, *endpoint.errors], endpoint.refusal
+        [*ANYWHERE, *gates, *endpoint.errors], endpoint.refusal
     )
     kinds = sorted(shapes, key=status_of)
     return {

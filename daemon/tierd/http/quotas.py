@@ -25,6 +25,11 @@ RETRY_S = 1
 Clock = Callable[[], float]
 
 
+def counts(method: str, path: str) -> bool:
+    """Whether that is a request of those that are limited."""
+    return method == "POST" and path not in OPEN_PATHS and not path.endswith("/cancel")
+
+
 class Bucket:
     """An allowance by the minute. `level`: what is left; below 0 where more was taken."""
 
@@ -175,7 +180,8 @@ class QuotaGate:
             await self.app(scope, receive, send)
             return
         visit: Visit = scope["state"]["visit"]
-        allowance = self._quotas.of(visit.name) if _counts(scope) else None
+        counted = counts(scope["method"], scope["path"])
+        allowance = self._quotas.of(visit.name) if counted else None
         if allowance is None:
             scope["state"]["lease"] = Lease()
             await self.app(scope, receive, send)
@@ -193,8 +199,3 @@ class QuotaGate:
             await self.app(scope, receive, telling_send)
         finally:
             lease.release()
-
-
-def _counts(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return scope["method"] == "POST" and path not in OPEN_PATHS and not path.endswith("/cancel")
