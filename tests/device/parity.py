@@ -14,10 +14,12 @@ import numpy.typing as npt
 import tiny
 from device.report import Found, line
 from tierd.backends.host import ThreadPool, compile_plan
+from tierd.backends.picking import measure
 from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
 from tierd.backends.resident.memory import Shape
 from tierd.core import Batch, Chunk, Draw
+from tierd.engine.scoring import target_draw
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS, WEIGHT_FORMATS
 
@@ -28,6 +30,8 @@ CODECS = ("f16", "q8_0", "tq4")
 # Of the spread of the host's logits, how far the device's are off on average at most, by codec: a quantised
 # activation, key or value may fall on the other side of a rounding edge, and so may those after it.
 BOUNDS = {"f16": 0.01, "q8_0": 0.03, "tq4": 0.03}
+# So far may the sum of all of a row's weights be off on the device, as a logarithm.
+NEAR = 1e-4
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 300, 96)]
 # Sizes that all formats and codecs can have.
 _WIDE = {"n_embd": 256, "head_size": 64, "heads": 4, "kv_heads": 2, "ff": 512}
@@ -76,16 +80,18 @@ def cases(*, small: bool) -> list[Case]:
 
 def parity(backend: ResidentBackend, pool: ThreadPool, folder: Path, *, small: bool) -> Found:
     """Return what was compared and how it came out; `result` is "pass" or "fail"."""
-    host, hidden, bits, greedy = [], [], [], []
+    host, hidden, scores, bits, greedy = [], [], [], [], []
     for case in cases(small=small):
         with opened(backend, case, folder) as (file, executor):
             host.append(against_host(case, file, executor, pool))
             if case.format in _IN_COMPANY:
                 hidden.append(_hidden(case, file, executor, pool))
+                scores.append(_scores(case, executor))
                 bits.append(_same_bits(case, executor))
                 greedy.append(_greedy(case, executor))
-    passed = all(entry["result"] == "pass" for entry in (*host, *hidden, *bits, *greedy))
-    return {"result": word(passed), "host": host, "hidden": hidden, "bits": bits, "greedy": greedy}
+    parts = {"host": host, "hidden": hidden, "scores": scores, "bits": bits, "greedy": greedy}
+    passed = all(entry["result"] == "pass" for part in parts.values() for entry in part)
+    return {"result": word(passed), **parts}
 
 
 @contextmanager
@@ -156,6 +162,33 @@ def _states(executor: Any, pages: Sequence[int], *, step: int) -> Logits:
         executor.submit(Batch((Chunk(part, start, pages, (), range(len(part))),)))
         rows.append(executor.collect().hidden.copy())
     return np.concatenate(rows)
+
+
+def _scores(case: Case, executor: ResidentExecutor) -> Found:
+    """Have the device say how likely each token is after those before it, two rows and four at a time.
+
+    Compared with what the host makes of the same logits.
+    """
+    exact = [
+        measure(row, token, 0).logprob
+        for row, token in zip(feed(executor, TOKENS[:40], (0,), step=32)[:-1], TOKENS[1:40], strict=True)
+    ]
+    found: dict[int, list[float]] = {}
+    for step, region in ((2, 1), (4, 2)):
+        found[step] = []
+        for start in range(0, 39, step):
+            targets = tuple(TOKENS[start + 1 : min(start + step, 39) + 1])
+            rows = tuple(range(len(targets)))
+            chunk = Chunk(TOKENS[start : start + len(targets)], start, (region,), rows, targets=targets)
+            draws = tuple(target_draw(token, 0, executor.vocabulary) for token in targets)
+            executor.submit(Batch((chunk,), draws))
+            result = executor.collect()
+            assert [result.drawn(row) for row in rows] == list(targets)
+            found[step] += [result.logprobs(row, token, 0).logprob for row, token in enumerate(targets)]
+    off = float(np.abs(np.array(found[4]) - exact).max())
+    passed = off < NEAR and found[2] == found[4]
+    line(f"scores of {case.name}", f"{word(passed)}: off by {off:.6f} at most")
+    return {"model": case.name, "result": word(passed), "off": off}
 
 
 def _same_bits(case: Case, executor: ResidentExecutor) -> Found:

@@ -39,7 +39,7 @@ def test_a_software_device_is_checked_but_for_the_bars(tmp_path: Path) -> None:
     assert found["device"]["type"] == "software"
     assert found["device"]["heaps"][0]["size"] > 0
     assert found["parity"]["result"] == "pass"
-    for part in ("host", "hidden", "bits", "greedy"):
+    for part in ("host", "hidden", "scores", "bits", "greedy"):
         assert {entry["result"] for entry in found["parity"][part]} == {"pass"}
     assert all(0 < entry["mean"] < entry["bound"] for entry in found["parity"]["host"])
     assert found["bandwidth"]["memory"] >= found["bandwidth"]["copy"] > 0
