@@ -104,5 +104,5 @@ class _Choice:
         reason: str | None = None,
         timings: Timings | msgspec.UnsetType = msgspec.UNSET,
     ) -> bytes:
-        choice = TextChoice(text, reason, self._index, logprobs)
+        choice = TextChoice(text, self._index, logprobs, reason)
         return frame(Completion(**self._heading, choices=[choice], usage=self._usage, timings=timings))

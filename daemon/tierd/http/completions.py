@@ -235,7 +235,7 @@ def _choice(
         text = before + text
         if of_prompt is not None and logprobs is not None:
             logprobs = of_prompt + logprobs
-    return TextChoice(text, answer.end.reason, index, logprobs)
+    return TextChoice(text, index, logprobs, answer.end.reason)
 
 
 def _weight(answers: Sequence[_Answer]) -> int:

@@ -62,10 +62,10 @@ class TextScribe:
         unknown = [] if first is None else [first]
         nothing = [None] * len(unknown)
         return TextLogprobs(
-            text_offset=list(starts),
-            token_logprobs=[*nothing, *(finite(entry.logprob) for entry in logprobs)],
             tokens=[*map(self._spell, unknown), *(self._spell(entry.token) for entry in logprobs)],
+            token_logprobs=[*nothing, *(finite(entry.logprob) for entry in logprobs)],
             top_logprobs=[*nothing, *map(self._top, logprobs)] if self._with_top else None,
+            text_offset=list(starts),
         )
 
     def _step(self, token: int) -> int:

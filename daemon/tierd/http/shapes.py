@@ -155,19 +155,19 @@ class TextLogprobs(msgspec.Struct, frozen=True):
     token of a prompt both are null.
     """
 
-    text_offset: list[int]
-    token_logprobs: list[float | None]
     tokens: list[str]
+    token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
 
     def __add__(self, other: TextLogprobs) -> TextLogprobs:
         """Return the tokens of both."""
         top = None if self.top_logprobs is None else [*self.top_logprobs, *(other.top_logprobs or ())]
         return TextLogprobs(
-            self.text_offset + other.text_offset,
-            self.token_logprobs + other.token_logprobs,
             self.tokens + other.tokens,
+            self.token_logprobs + other.token_logprobs,
             top,
+            self.text_offset + other.text_offset,
         )
 
 
@@ -247,9 +247,9 @@ class TextChoice(msgspec.Struct, frozen=True):
     """One choice of a completion, or the one of a chunk of one."""
 
     text: str
-    finish_reason: str | None = None
-    index: int = 0
-    logprobs: TextLogprobs | None = None
+    index: int
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
