@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tierd.cli.checks import drivers, folders, machine, rails, rights, served
+from tierd.cli.checks.api_keys import api_keys
 from tierd.cli.checks.aside import Aside
 from tierd.cli.checks.finding import Finding, Verdict, problem
 from tierd.cli.tables import standard_output
@@ -39,6 +40,7 @@ def examine(settings: Settings) -> list[Finding]:
         folders.cache(),
         folders.state(settings.state),
         folders.admin_socket(settings.admin),
+        api_keys(settings.server),
         *served.served(settings, foreseen),
     ]
 
