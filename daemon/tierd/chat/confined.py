@@ -32,6 +32,8 @@ class Confined:
     """A program that runs, asked by one thread at a time.
 
     Killed when this object goes, or the interpreter ends.
+
+    told: what it answered to its setup.
     """
 
     def __init__(self, module: str, setup: Mapping[str, object]) -> None:
@@ -50,7 +52,7 @@ class Confined:
                 env={name: os.environ[name] for name in ("TZ", "LD_LIBRARY_PATH") if name in os.environ},
             )
         self._end = weakref.finalize(self, _end, self._process, self._connection)
-        self.ask(setup)
+        self.told = self.ask(setup)
 
     @property
     def alive(self) -> bool:
@@ -61,10 +63,18 @@ class Confined:
         """Kill it, whoever may be asking it."""
         self._process.kill()
 
+    def end(self) -> None:
+        """Let go of it, which nobody asks."""
+        self._end()
+
     def ask(self, message: Mapping[str, object]) -> str:
         """Send a message and return the answer. Raises ConfinedError; the program may then be dead."""
         try:
-            self._connection.send_bytes(json.dumps(message).encode())
+            sent = json.dumps(message).encode()
+        except RecursionError:
+            raise ConfinedError("what it is given is nested too deeply") from None
+        try:
+            self._connection.send_bytes(sent)
             if not self._connection.poll(PATIENCE_SECONDS):
                 raise TimeoutError
             answer = self._connection.recv_bytes().decode("utf-8", "surrogatepass")
@@ -89,11 +99,14 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
     process.wait()
 
 
-def serve(prepare: Callable[[dict[str, Any]], Callable[[dict[str, Any]], str]]) -> None:
+Answers = Callable[[dict[str, Any]], str]
+
+
+def serve(prepare: Callable[[dict[str, Any]], tuple[Answers, str]]) -> None:
     """Be the program: answer messages until the daemon has gone. Its argument is a file descriptor.
 
-    prepare: makes of the first message what answers the others, both bounded by its "memory", in bytes, and
-    "seconds" of processor time for each message.
+    prepare: makes of the first message what answers the others, and the answer to it; all bounded by its
+    "memory", in bytes, and "seconds" of processor time for each message.
     """
     # Signals for the daemon reach its whole group; this process ends with the daemon, not before.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -101,16 +114,16 @@ def serve(prepare: Callable[[dict[str, Any]], Callable[[dict[str, Any]], str]]) 
     connection = Connection(int(sys.argv[1]))
     setup: dict[str, Any] = json.loads(connection.recv_bytes())
     _confine(setup["memory"])
-    answers: Callable[[dict[str, Any]], str] | None = None
+    answers: Answers | None = None
     message: dict[str, Any] = {}
     while True:
         _bound_time(setup["seconds"])
         try:
             if answers is None:
-                answers = prepare(setup)
-                answer = "+"
+                answers, text = prepare(setup)
             else:
-                answer = "+" + answers(message)
+                text = answers(message)
+            answer = "+" + text
         except BaseException as error:  # what a library in Rust panics with is no Exception
             answer = "-" + _complaint(error)
         _bound_time(0)

@@ -8,12 +8,12 @@ once that was compiled, and asked what may come first, over a vocabulary of byte
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from tierd.chat.confined import serve
+from tierd.chat.confined import Answers, serve
 from tierd.chat.schema_dates import with_real_dates
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ class _Bytes:
         return [self._ids[bytes([byte])] for byte in text]
 
 
-def prepare(setup: dict[str, Any]) -> Callable[[dict[str, Any]], str]:
-    """Return what tries sources."""
+def prepare(setup: dict[str, Any]) -> tuple[Answers, str]:
+    """Return what tries sources, and nothing to say."""
     special = {int(id): spelling for id, spelling in setup["special"].items()}
     vocabulary = LLTokenizer(TokenizerWrapper(_Bytes(setup["tokens"], special)), slices=[])
 
@@ -119,7 +119,7 @@ def prepare(setup: dict[str, Any]) -> Callable[[dict[str, Any]], str]:
             raise ValueError(matcher.get_error())
         return text
 
-    return attempt
+    return attempt, ""
 
 
 if __name__ == "__main__":

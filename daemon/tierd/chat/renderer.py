@@ -8,17 +8,10 @@ rendering starts a new one.
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
-from pathlib import Path
 
+from tierd.chat.confined import Confined, ConfinedError
 from tierd.chat.tokenizer import Tokenizer
 from tierd.errors import InvalidRequestError, ModelFileError, SettingsError, UnavailableError
 from tierd.models.gguf import GGUFFile
@@ -29,14 +22,8 @@ MOST_SECONDS = 2.0
 MOST_MEMORY = 512 << 20
 MOST_CHARACTERS = 8 << 20
 # Not imported: its template engine is for its own process.
-_WORKER = str(Path(__file__).with_name("template_worker.py"))
-# Waiting is longer than MOST_SECONDS of processor time, as the cores may be busy.
-_PATIENCE_SECONDS = 10.0
+_WORKER = "tierd.chat.template_worker"
 _CLOSED = "the model is being unloaded; try again later, or ask for another"
-
-
-class TemplateError(Exception):
-    """A template failed; the message says how, in one line."""
 
 
 class Renderer:
@@ -46,7 +33,7 @@ class Renderer:
     """
 
     def __init__(self, template: str, variables: Mapping[str, str]) -> None:
-        """Compile the template, `variables` being known to it. Raises TemplateError."""
+        """Compile the template, `variables` being known to it. Raises ConfinedError."""
         self.template = template
         self._setup = {
             "template": template,
@@ -57,8 +44,8 @@ class Renderer:
         }
         self._turn = threading.Lock()
         self._closed = False
-        self._worker: _Worker | None = _Worker(self._setup)
-        self.takes = frozenset(self._worker.takes)
+        self._worker: Confined | None = Confined(_WORKER, self._setup)
+        self.takes = frozenset[str](json.loads(self._worker.told))
 
     def render(
         self,
@@ -86,9 +73,9 @@ class Renderer:
                 if self._closed:
                     raise UnavailableError(_CLOSED)
                 if self._worker is None:
-                    self._worker = _Worker(self._setup)
+                    self._worker = Confined(_WORKER, self._setup)
                 return self._worker.ask(given)
-            except TemplateError as error:
+            except ConfinedError as error:
                 if self._closed:
                     raise UnavailableError(_CLOSED) from None
                 if self._worker is not None and not self._worker.alive:
@@ -123,7 +110,7 @@ def build_renderer(file: GGUFFile, tokenizer: Tokenizer, template: str | None = 
     }
     try:
         return Renderer(template, variables)
-    except TemplateError as error:
+    except ConfinedError as error:
         if given:
             raise SettingsError(f"the chat template given for {file.path} is wrong: {error}") from None
         raise ModelFileError(
@@ -142,65 +129,3 @@ def encode_prompt(tokenizer: Tokenizer, rendered: str) -> list[int]:
     if tokenizer.adds_bos and ids[:2] == [tokenizer.bos_id, tokenizer.bos_id]:
         del ids[0]
     return ids
-
-
-class _Worker:
-    """A process that has compiled one template. Killed when this object goes, or the interpreter ends.
-
-    takes: the names of variables that the template reads.
-    """
-
-    def __init__(self, setup: Mapping[str, object]) -> None:
-        """Start it. Raises TemplateError if the template does not compile."""
-        self._connection, theirs = multiprocessing.Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", _WORKER, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={name: os.environ[name] for name in ("TZ", "LD_LIBRARY_PATH") if name in os.environ},
-            )
-        self._end = weakref.finalize(self, _end, self._process, self._connection)
-        self.takes: list[str] = json.loads(self.ask(setup))
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can be asked again."""
-        return self._end.alive
-
-    def kill(self) -> None:
-        """Kill it, whoever may be asking it."""
-        self._process.kill()
-
-    def end(self) -> None:
-        """Let go of it, which nobody asks."""
-        self._end()
-
-    def ask(self, message: Mapping[str, object]) -> str:
-        """Send a message and return the answer. Raises TemplateError; the worker may then be dead."""
-        try:
-            sent = json.dumps(message).encode()
-        except RecursionError:
-            raise TemplateError("what it is given is nested too deeply") from None
-        try:
-            self._connection.send_bytes(sent)
-            if not self._connection.poll(_PATIENCE_SECONDS):
-                raise TimeoutError
-            answer = self._connection.recv_bytes().decode("utf-8", "surrogatepass")
-        except (TimeoutError, EOFError, ConnectionError):
-            self._end()
-            status = self._process.returncode
-            if status in (-signal.SIGPROF, -signal.SIGKILL):
-                raise TemplateError("it takes too much time") from None
-            raise TemplateError(f"its process ended with status {status}") from None
-        if answer.startswith("-"):
-            raise TemplateError(answer[1:])
-        return answer[1:]
-
-
-def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
-    connection.close()
-    process.kill()
-    process.wait()

@@ -1,10 +1,8 @@
 """The program that renders one chat template, in a process of its own so that it can be bounded and killed.
 
-Run with the number of a file descriptor, one end of a `multiprocessing.Pipe`. The first message in is a
-JSON object {"template", "globals", "memory", "seconds", "characters"}; each later one holds the variables
-of one rendering. Each is answered by one: "+" and the text as UTF-8, or "-" and what is wrong in one line.
-The text that answers the first is a JSON list of the variables that the template reads.
-It ends when the other end is closed, or dies of SIGPROF when a rendering takes too long.
+See `confined`. The first message says, besides, the "template", the "globals" that it knows, and how many
+"characters" a text may have; its answer is a JSON list of the variables that the template reads. Each later
+one holds the variables of one rendering; its answer is the text.
 
 The engine is set up as the `transformers` library sets it up, for which the templates were written: Jinja2's
 immutable sandbox, blocks trimmed, `break` and `continue`, `{% generation %}`, `tojson`, `raise_exception`
@@ -14,17 +12,17 @@ and `strftime_now`.
 from __future__ import annotations
 
 import json
-import resource
-import signal
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
-from multiprocessing.connection import Connection
 from typing import Any
 
-from jinja2 import Environment, Template, TemplateError, meta, nodes
+from jinja2 import Environment, Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tierd.chat.confined import Answers, serve
 
 
 class Generation(Extension):
@@ -93,59 +91,28 @@ def render(template: Template, variables: dict[str, Any], characters: int) -> st
     return "".join(pieces)
 
 
-def complaint(error: Exception) -> str:
-    """Return what is wrong, in one line."""
-    if isinstance(error, MemoryError):
-        return "it needs too much memory"
-    if isinstance(error, RecursionError):
-        return "it calls itself too deeply"
-    line = getattr(error, "lineno", None)
-    where = f"line {line}: " if line else ""
-    return where + " ".join(str(error).split())
+def prepare(setup: dict[str, Any]) -> tuple[Answers, str]:
+    """Return what renders the template, and the variables that it reads."""
+    with plainly():
+        template = compile_template(setup["template"], setup["globals"])
+
+    def answer(variables: dict[str, Any]) -> str:
+        with plainly():
+            return render(template, variables, setup["characters"])
+
+    return answer, json.dumps(taken(setup["template"]))
 
 
-def serve(connection: Connection) -> None:
-    """Answer messages until there are no more."""
-    setup: dict[str, Any] = json.loads(connection.recv_bytes())
-    confine(setup["memory"])
-    template: Template | None = None
-    variables: dict[str, Any] = {}
-    while True:
-        bound_time(setup["seconds"])
-        try:
-            if template is None:
-                template = compile_template(setup["template"], setup["globals"])
-                answer = "+" + json.dumps(taken(setup["template"]))
-            else:
-                answer = "+" + render(template, variables, setup["characters"])
-        except Exception as error:
-            answer = "-" + complaint(error)
-        bound_time(0)
-        connection.send_bytes(answer.encode("utf-8", "surrogatepass"))
-        try:
-            variables = json.loads(connection.recv_bytes())
-        except EOFError:
-            return
-
-
-def bound_time(seconds: float) -> None:
-    """Die, for lack of a handler, after so much more processor time; 0 lifts the bound."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def confine(memory: int) -> None:
-    """Give up what rendering needs none of: memory beyond `memory` bytes, files, processes."""
-    for limit, value in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        resource.setrlimit(limit, (value, value))
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Let errors say where in a template they are, if they know it."""
+    try:
+        yield
+    except RecursionError:
+        raise TemplateError("it calls itself too deeply") from None
+    except TemplateSyntaxError as error:
+        raise TemplateError(f"line {error.lineno}: {error}") from None
 
 
 if __name__ == "__main__":
-    # Signals for the daemon reach its whole group; this process ends with the daemon, not before.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    serve(Connection(int(sys.argv[1])))
+    serve(prepare)
