@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jsonschema
-
-from live import Live
 
 EVENT_STREAM = "text/event-stream"
 
@@ -14,12 +13,9 @@ EVENT_STREAM = "text/event-stream"
 class Described:
     """The document. A path is as it has it: `/v1/models/{id}`."""
 
-    def __init__(self, live: Live) -> None:
-        response = live.get("/openapi.json")
-        assert response.status_code == 200
-        assert response.headers["content-type"] == "application/json"
-        self.document: dict[str, Any] = response.json()
-        self.paths: dict[str, dict[str, Any]] = self.document["paths"]
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        self.paths: dict[str, dict[str, Any]] = document["paths"]
 
     @property
     def schemas(self) -> dict[str, Any]:
@@ -34,10 +30,17 @@ class Described:
         content = self.paths[path][method]["responses"][str(status)]["content"]
         self.check(content["application/json"]["schema"], value)
 
-    def check_event(self, path: str, value: object, *, method: str = "post") -> None:
-        """Look at the JSON of one event of a stream."""
-        content = self.paths[path][method]["responses"]["200"]["content"]
-        self.check(content[EVENT_STREAM]["x-event"], value)
+    def check_stream(self, path: str, text: str, *, method: str = "post") -> None:
+        """Look at the JSON of every event of a stream that came to its end."""
+        schema = self.paths[path][method]["responses"]["200"]["content"][EVENT_STREAM]["x-event"]
+        validator = self._validator(schema)
+        assert text.endswith("\n\n")
+        for event in text.split("\n\n")[:-1]:
+            data = [line[6:] for line in event.split("\n") if line.startswith("data: ")]
+            assert len(data) == (0 if event.startswith(":") else 1)
+            for one in data:
+                if one != "[DONE]":
+                    validator.validate(json.loads(one))
 
     def check(self, schema: dict[str, Any], value: object) -> None:
         self._validator(schema).validate(value)

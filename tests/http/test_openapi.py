@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -11,8 +12,10 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from described import Described
-from live import Live
+from live import Live, serve
 from tierd.http import openapi
+from tierd.http.keys import line_of
+from tierd.settings import ModelSettings, ServerSettings
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -22,7 +25,10 @@ FEW = {"max_tokens": 3, "temperature": 0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def described(live: Live) -> Described:
-    return Described(live)
+    response = live.get("/openapi.json")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    return Described(response.json())
 
 
 def test_every_route_is_described_and_nothing_else(live: Live, described: Described) -> None:
@@ -56,6 +62,22 @@ def test_all_schemas_are_schemas(described: Described) -> None:
     text = json.dumps(described.document)
     referred = {part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]}
     assert referred == set(described.schemas)
+
+
+def test_keys_are_asked_for_where_they_are_described(
+    tiny_model: ModelSettings, tmp_path: Path, described: Described
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{line_of('alice', 'of-alice')}\n")
+    keys.chmod(0o600)
+    with serve([tiny_model], server=ServerSettings(api_keys_file=keys)) as live:
+        for path, methods in described.paths.items():
+            for method, operation in methods.items():
+                response = live.http.request(method, path.format(id="none"), content=b"")
+                asked = response.status_code == 401
+                assert asked == ("401" in operation["responses"]) == (operation.get("security") != [])
+                if asked:
+                    described.check_answer(path, response.json(), method=method, status=401)
 
 
 def test_it_is_made_once() -> None:
@@ -127,11 +149,8 @@ def test_answers_are_as_described(live: Live, described: Described, path: str, b
 def test_events_are_as_described(live: Live, described: Described, path: str, body: dict[str, Any]) -> None:
     response = live.post(path, body | {"stream": True})
     assert response.headers["content-type"].partition(";")[0] == "text/event-stream"
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
-    assert len(lines) > 3
-    for line in lines:
-        if line != "[DONE]":
-            described.check_event(path, json.loads(line))
+    assert response.text.count("data: ") > 3
+    described.check_stream(path, response.text)
 
 
 def test_a_stored_response_is_as_described(live: Live, described: Described) -> None:
