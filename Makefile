@@ -3,13 +3,14 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help serve tour models test test-device test-levels test-rest test-long test-lowest bench bench-device bench-switching bench-overhead bench-table profile sanitize check clean
+.PHONY: help serve tour models test test-device test-levels test-rest test-long test-lowest bench bench-device bench-switching bench-serving bench-overhead bench-table profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
 BENCH ?=
 BENCH_DEVICE ?=
 BENCH_SWITCHING ?=
+BENCH_SERVING ?=
 PROFILE ?=
 # Parts of the tests that run at a time.
 JOBS ?= 2
@@ -75,6 +76,7 @@ bench: $(VENV)/.serve $(SMOLLM2) $(GEMMA3) $(RIVAL)/.built ## time the first tok
 	$(BIN)/python tests/bench/throughput.py --llama-python $(RIVAL)/bin/python $(BENCH)
 	@$(MAKE) --no-print-directory bench-device
 	@$(MAKE) --no-print-directory bench-switching
+	@$(MAKE) --no-print-directory bench-serving
 
 bench-device: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) ## tierd against llama.cpp on a Vulkan device (BENCH_DEVICE='--prefill 512')
 	@if $(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(DEVICE_RIVAL_PYTHON)")'; then \
@@ -86,6 +88,9 @@ bench-device: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) ## tierd against llama.c
 
 bench-switching: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## talk to two models in turns where one fits (BENCH_SWITCHING='--tiers cpu')
 	$(BIN)/python tests/bench/switching.py $(BENCH_SWITCHING)
+
+bench-serving: $(VENV)/.serve $(SMOLLM2) $(RIVAL)/.server ## tierd against llama.cpp's server over HTTP, with 1 to 32 clients (BENCH_SERVING='--clients 8')
+	$(BIN)/python tests/bench/serving.py --llama-python $(RIVAL)/bin/python $(BENCH_SERVING)
 
 bench-overhead: $(VENV)/.dev ## CPU time of Python and HTTP for each token, with 8 clients and a device that computes nothing
 	$(BIN)/python tests/bench/overhead.py
@@ -137,6 +142,11 @@ $(RIVAL)/.built:
 	@sh tools/debian_packages.sh $(PYTHON) g++
 	$(PYTHON) -m venv $(RIVAL)
 	CMAKE_ARGS="-DGGML_NATIVE=ON" $(RIVAL)/bin/python -m pip --disable-pip-version-check install --no-binary llama-cpp-python $(LLAMA_CPP_PYTHON)
+	@touch $@
+
+# What its server needs besides; llama.cpp is not built again.
+$(RIVAL)/.server: $(RIVAL)/.built
+	$(RIVAL)/bin/python -m pip --disable-pip-version-check install '$(subst ==,[server]==,$(LLAMA_CPP_PYTHON))'
 	@touch $@
 
 $(DEVICE_RIVAL)/.built:

@@ -1,4 +1,4 @@
-"""A `tierd serve` of its own process, and calls to it, with nothing but the standard library."""
+"""A `tierd serve` of its own process, and calls to servers, with nothing but the standard library."""
 
 from __future__ import annotations
 
@@ -68,6 +68,10 @@ class Served:
         """Return a new connection to the public address."""
         return http.client.HTTPConnection(*self._address, timeout=PATIENCE_S)
 
+    def lasting(self, _: int) -> dict[str, Any]:
+        """Return the fields of a request that make its stream last for all tokens asked for."""
+        return {"ignore_eos": True}
+
     def admin(self) -> http.client.HTTPConnection:
         """Return a new connection to the admin API."""
         return _UnixConnection(self._socket)
@@ -120,18 +124,9 @@ class Served:
 
     def _events(self, model: str, prompt: Sequence[int], tokens: int) -> Iterator[dict[str, Any]]:
         body = {"model": model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0}
-        body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
-        with (
-            contextlib.closing(self.public()) as connection,
-            ask(connection, "POST", "/v1/completions", body) as response,
-        ):
-            for line in response:
-                data = line.removeprefix(b"data: ").strip()
-                if line.startswith(b"data: ") and data != b"[DONE]":
-                    event = json.loads(data)
-                    if "error" in event:
-                        raise SystemExit(f"a stream of {model} ended: {event['error']['message']}")
-                    yield event
+        body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
+        with contextlib.closing(self.public()) as connection:
+            yield from events(connection, body)
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -163,11 +158,23 @@ def call(connection: http.client.HTTPConnection, method: str, path: str, body: o
         return response.read()
 
 
-def settings(models: Sequence[tuple[str, Path]], sections: str, *, context: int) -> str:
-    """Return settings that serve these files under these names, a stream of each at a time."""
+def events(connection: http.client.HTTPConnection, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a completion as they come. body: of its request. SystemExit where it fails."""
+    with ask(connection, "POST", "/v1/completions", body | {"stream": True}) as response:
+        for line in response:
+            data = line.removeprefix(b"data: ").strip()
+            if line.startswith(b"data: ") and data != b"[DONE]":
+                event = json.loads(data)
+                if "error" in event:
+                    raise SystemExit(f"a stream of {body['model']} ended: {event['error']['message']}")
+                yield event
+
+
+def settings(models: Sequence[tuple[str, Path]], sections: str, *, context: int, streams: int = 2) -> str:
+    """Return settings that serve these files under these names, so many streams of each at a time."""
     tables = [
         f"[[models]]\nid = {json.dumps(name)}\npath = {json.dumps(str(path.resolve()))}\n"
-        f"context = {context}\nstreams = 2\nregions = 2\n"
+        f"context = {context}\nstreams = {streams}\nregions = {streams}\n"
         for name, path in models
     ]
     return "\n".join([sections, *tables])

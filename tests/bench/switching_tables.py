@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from table import Result, Table, processor
+from table import Result, Table, duration, processor
 
 FOLDER = Path(__file__).resolve().parent / "results" / "switching"
 PARTS = {"p50": "half", "p99": "99 of 100", "most": "all"}
@@ -21,7 +21,7 @@ def returns(result: Result) -> list[list[str]]:
             cold, turns = talk["cold"], [turn["first"] for turn in talk["returns"]]
             back = statistics.median(turns)
             row = [f"{_title(result, talk['model'])}, {_where(tier, measured)}", f"{cold['prompt']:,} tokens"]
-            times = [_time(cold["first"]), _time(back), _time(max(turns))]
+            times = [duration(cold["first"]), duration(back), duration(max(turns))]
             body.append([*row, *times, f"1/{cold['first'] / back:.0f}"])
     return [heading, *body]
 
@@ -35,7 +35,7 @@ def phases(result: Result) -> list[list[str]]:
         those = [switch for switch in switches if switch["came"] == came]
         found = [[switch["phases"].get(name, 0.0) for switch in those] for name in names]
         found.append([switch["seconds"] for switch in those])
-        body.append([f"{_title(result, came)} comes", *(_time(statistics.median(one)) for one in found)])
+        body.append([f"{_title(result, came)} comes", *(duration(statistics.median(one)) for one in found)])
     return [["", *names, "in all"], *body]
 
 
@@ -45,7 +45,10 @@ def calls(result: Result) -> list[list[str]]:
     heading = [f"{_where(tier, one)}, {words}" for tier, one in tiers.items() for words in PARTS.values()]
     paths = next(iter(tiers.values()))["calls"]["paths"]
     body = [
-        [f"`{path}`", *(_time(one["calls"]["paths"][path][part]) for one in tiers.values() for part in PARTS)]
+        [
+            f"`{path}`",
+            *(duration(one["calls"]["paths"][path][part]) for one in tiers.values() for part in PARTS),
+        ]
         for path in paths
     ]
     return [["", *heading], *body]
@@ -90,12 +93,6 @@ def _title(result: Result, model: str) -> str:
 
 def _where(tier: str, measured: dict[str, Any]) -> str:
     return "CPU" if tier == "cpu" else str(measured["device"]).partition(" (")[0]
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 10:
-        return f"{seconds:,.1f} s"
-    return f"{1000 * seconds:,.{0 if seconds >= 0.01 else 1}f} ms"
 
 
 RETURNS = Table(FOLDER, "made by tests/bench/tables.py, returns", returns, _returns_note)

@@ -69,6 +69,13 @@ def processor(result: Result) -> str:
     return f"{machine['cores']} cores of {machine['processor']} ({', '.join(machine['flags'])})"
 
 
+def duration(seconds: float) -> str:
+    """Say how long something took."""
+    if seconds >= 10:
+        return f"{seconds:,.1f} s"
+    return f"{1000 * seconds:,.{0 if seconds >= 0.01 else 1}f} ms"
+
+
 def _wrapped(text: str, width: int = 115) -> list[str]:
     lines = [""]
     for word in text.split():

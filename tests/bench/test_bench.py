@@ -16,6 +16,8 @@ import pytest
 import contest
 import device_throughput
 import gaps
+import serving
+import serving_tables
 import switching
 import switching_tables
 import table
@@ -285,6 +287,103 @@ def test_two_models_take_turns_on_a_device(tmp_path: Path) -> None:
     assert {"pause", "hydrate", "drop", "save", "restore", "rearm", "rehome"} <= set(away) | set(home)
     assert set(measured["calls"]["paths"]) == set(switching.PATHS)
     assert sum(measured["calls"]["during"].values()) == 2 * len(switching.PATHS)
+
+
+def load(clients: int, rate: float) -> dict[str, Any]:
+    waits = {"first": {"p50": 0.05, "p99": 0.5}, "gap": {"p50": 0.004, "p99": 12.0}}
+    sides = {"tierd": 3000.0, "llama.cpp": rate}
+    return {
+        "clients": clients,
+        "sides": {name: waits | {"rates": [9 * one, one, one / 9]} for name, one in sides.items()},
+    }
+
+
+SERVED = {
+    "date": "2026-01-02T03:04:05+00:00",
+    "machine": RESULT["machine"],
+    "options": {"rounds": 3, "threads": 2, "prompt": 100, "tokens": 64, "turn": 1500, "turns": 3},
+    "files": [{"title": "A Model"}],
+    "server": {"name": "a server", "version": "1.2.3", "one_at_a_time": True},
+    "loads": [load(1, 2000.0), load(8, 1000.0)],
+    "turns": [
+        {"second": {"first": second}, "fresh": {"first": fresh}}
+        for second, fresh in ((0.3, 0.1), (0.15, 0.3), (0.1, 0.2))
+    ],
+}  # fmt: skip
+
+
+def test_a_table_of_served_clients_tells_rates_and_waits() -> None:
+    told = " ".join(serving_tables.SERVING.markdown(SERVED).split())
+    assert "| 1 client, tierd | 3,000 (1.50) | 50 ms | 500 ms | 4.0 ms | 12.0 s |" in told
+    assert "| 8 clients, llama.cpp | 1,000 | 50 ms |" in told
+    assert "a server (1.2.3), which computes one stream at a time" in told
+    assert "after 150 ms, a fresh prompt of as many after 200 ms: 0.75 times" in told
+
+
+@pytest.mark.parametrize(("rate", "second"), [(1000.0, 0.3), (1001.0, 0.3), (1000.0, 0.301)])
+def test_bars_of_serving_are_told(rate: float, second: float, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [{"second": {"first": second}, "fresh": {"first": 0.2}}]
+    missed = int(rate > 1000) + int(second > 0.3)
+    assert serving.judge(SERVED | {"loads": [load(1, 2000.0), load(8, rate)], "turns": turns}) == missed
+    told = capsys.readouterr().out
+    assert (told.count("met"), told.count("MISSED")) == (2 - missed, missed)
+
+
+LLAMA_SERVER = r"""
+import http.server, json, sys, time
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        self.do_GET()
+        for text, end in (("a", None), ("b", None), ("", "length")):
+            time.sleep(0.01)
+            event = {"choices": [{"text": text, "finish_reason": end}]}
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+if "--version" in sys.argv:
+    print("version: 7", file=sys.stderr)
+else:
+    address = sys.argv[sys.argv.index("--host") + 1], int(sys.argv[sys.argv.index("--port") + 1])
+    http.server.ThreadingHTTPServer(address, Handler).serve_forever()
+"""
+
+
+def test_servers_answer_the_same_clients(tmp_path: Path) -> None:
+    """A program that only claims to be llama-server stands in for it."""
+    tiny.write_llama(tmp_path / throughput.MODELS["q4_1"].file, context=2048, head_size=32)
+    other = tmp_path / "llama-server"
+    other.write_text(f"#!{sys.executable}{LLAMA_SERVER}", encoding="utf-8")
+    other.chmod(0o755)
+    amounts = ["--clients", "1,3", "--rounds", "2", "--prompt", "4", "--tokens", "8"]
+    amounts += ["--turn", "200", "--turns", "1", "--threads", "1"]
+    folders = ["--models", str(tmp_path), "--results", str(tmp_path / "results")]
+    run = subprocess.run(
+        [sys.executable, str(HERE / "serving.py"), *amounts, *folders],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "of a second turn" in run.stdout, run.stderr
+    (path,) = (tmp_path / "results").iterdir()
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert result["server"] == {"name": "llama-server", "version": "version: 7", "one_at_a_time": False}
+    assert [load["clients"] for load in result["loads"]] == [1, 3]
+    for load in result["loads"]:
+        for side in load["sides"].values():
+            assert len(side["rates"]) == 2
+            assert side["tokens"] == 2 * 8 * load["clients"]
+            assert 0 < side["first"]["p50"] <= side["first"]["p99"]
+        assert load["sides"]["llama.cpp"]["gap"]["p50"] > 0.009
+    (turn,) = result["turns"]
+    assert turn["second"]["cached"] >= 192
+    assert turn["fresh"]["prompt"] == 4
+    assert turn["fresh"]["cached"] < 4
 
 
 @pytest.mark.parametrize("made", tables.TABLES, ids=lambda made: made.name)
