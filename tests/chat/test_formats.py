@@ -18,6 +18,7 @@ from chat import templates
 from chat.replies import read
 from fixtures import unicode_vocabularies as vocabularies
 from fixtures.unicode_vocabularies import CONTROL, USER_DEFINED
+from schemas import COUNT, record
 from tierd.chat.calls import GENERIC, HARMONY, HERMES, LLAMA3, MISTRAL, MISTRAL_LIST
 from tierd.chat.formats import Chat, ReplyFormat
 from tierd.chat.grammar import Grammars, Source
@@ -367,12 +368,88 @@ def test_an_answer_in_a_format_may_be_a_call_instead(models: dict[str, Model]) -
     model, dice = models["HERMES"], random.Random(1)
     for answer, texts in (
         (Source("choice", '["yes", "no"]'), {"yes", "no"}),
+        (Source("choice", '["👩‍👩‍👧", "é\\n"]'), {"👩‍👩‍👧", "é\n"}),
         (Source("json_schema", '{"enum": [1, 2]}'), {"1", "2"}),
     ):
         source = model.format.grammar([EMPTY], "auto", parallel=False, answer=answer)
         assert source is not None
         found = {walk(model, source, dice) for _ in range(30)}
         assert found == texts | {'<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'}
+
+
+def obeys(model: Model, source: Source, text: str) -> bool:
+    """Whether a text may be written under a grammar, to its end."""
+    constraint = model.grammars.compile(source).begin()
+    for token in [*model.tokenizer.encode_part(text), min(model.tokenizer.end_ids)]:
+        allowed = constraint.allowed()
+        assert allowed is not None
+        if token not in allowed:
+            return False
+        constraint.advance(token)
+    return True
+
+
+def test_arguments_are_compact_and_their_dates_exist(models: dict[str, Model]) -> None:
+    model = models["HERMES"]
+    day = Tool(name="day", parameters=record(day={"type": "string", "format": "date"}, count=COUNT))
+    source = model.format.grammar([day], "required", parallel=False)
+    assert source is not None
+
+    def may_be(arguments: str) -> bool:
+        call = f'<tool_call>\n{{"name": "day", "arguments": {arguments}}}\n</tool_call>'
+        return obeys(model, source, call)
+
+    assert may_be('{"day": "2024-02-29", "count": 1}')
+    assert not may_be('{"day": "2023-02-29", "count": 1}')
+    assert not may_be('{"day": "2024-02-29",  "count": 1}')
+    assert not may_be('{"day": "2024-02-29", "count": 101}')
+    assert not may_be('{"day": "2024-02-29"}')
+
+
+def test_an_answer_beside_tools_is_written_as_it_is_without_them(models: dict[str, Model]) -> None:
+    model = models["HERMES"]
+    answer = Source("json_schema", json.dumps(record(day={"type": "string", "format": "date"})))
+    source = model.format.grammar([EMPTY], "auto", parallel=False, answer=answer)
+    assert source is not None
+    for text, right in (
+        ('{"day": "2024-02-29"}', True),
+        ('{\n  "day":"2024-02-29"\n}', True),
+        ('{"day": "2023-02-29"}', False),
+        ('{"day":\n\n"2024-02-29"}', False),
+    ):
+        assert [obeys(model, each, text) for each in (answer, source)] == [right, right]
+
+
+@pytest.mark.parametrize(
+    ("schema", "complaint"),
+    [
+        ({"uniqueItems": True}, "keywords that are not supported: uniqueItems; leave them out"),
+        ({"type": "string", "format": "foo"}, "Unknown format: foo"),
+        ({"type": "strin"}, "Invalid type: strin"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "Unsatisfiable schema"),
+    ],
+    ids=str,
+)
+def test_schemas_of_tools_are_refused_as_those_of_answers_are(
+    models: dict[str, Model], schema: dict[str, object], complaint: str
+) -> None:
+    model = models["HERMES"]
+    source = model.format.grammar(
+        [EMPTY, Tool(name="f", parameters=record(a=schema))], "required", parallel=True
+    )
+    for refused in (source, Source("json_schema", json.dumps(record(a=schema)), "tools")):
+        assert refused is not None
+        with pytest.raises(InvalidRequestError, match=f"^tools: .*{complaint}") as caught:
+            model.grammars.compile(refused)
+        assert "%json" not in str(caught.value)
+
+
+def test_tools_do_not_choose_options_of_the_library(models: dict[str, Model]) -> None:
+    model, lenient = models["HERMES"], {"x-guidance": {"lenient": True}}
+    source = model.format.grammar([Tool(name="f", parameters=lenient)], "required", parallel=True)
+    assert source is not None
+    with pytest.raises(InvalidRequestError, match="x-guidance is not supported"):
+        model.grammars.compile(source)
 
 
 def test_an_answer_that_may_be_free_has_no_grammar(models: dict[str, Model]) -> None:

@@ -251,7 +251,9 @@ def test_a_tool_whose_schema_is_none_is_refused(speaking: Speaking) -> None:
     assert (status, error["param"]) == (400, "tools")
 
 
-@pytest.mark.parametrize("schema", ["[", "[]", "7", "true", "[" * 9999])
+@pytest.mark.parametrize(
+    "schema", ["[", "[]", "7", "true", "[" * 9999, '{"items":' * 400 + '{"format":"date"}' + "}" * 400]
+)
 def test_a_format_that_is_no_schema_is_refused_beside_tools(speaking: Speaking, schema: str) -> None:
     body = {"model": "hermes", "messages": [USER], "guided_json": schema} | TOOLS
     status, error = speaking.live.refusal(CHAT, body)

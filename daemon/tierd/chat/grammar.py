@@ -44,11 +44,12 @@ _UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: (\[.*\])")
 class Source:
     """A grammar as it was asked for.
 
-    text: a JSON schema, a regular expression, a grammar in Lark's or llama.cpp's notation, or a JSON list of
-    strings to choose from; "" for json_object. field: of the request, named where there is something wrong.
+    text: a JSON schema, a regular expression, a grammar in Lark's or llama.cpp's notation, a JSON list of
+    strings to choose from, or what call_grammar makes; "" for json_object. field: of the request, named where
+    there is something wrong.
     """
 
-    kind: Literal["json_object", "json_schema", "regex", "lark", "gbnf", "choice"]
+    kind: Literal["json_object", "json_schema", "regex", "lark", "gbnf", "choice", "calls"]
     text: str = ""
     field: str = dataclasses.field(default="grammar", compare=False)
 

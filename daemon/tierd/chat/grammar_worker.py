@@ -8,6 +8,7 @@ once that was compiled, and asked what may come first, over a vocabulary of byte
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,17 @@ _JSON: JsonCompileOptions = {
     "coerce_one_of": False,
     "lenient": False,
 }
+# Arguments are written for programs, as models are taught to: no white space that nobody needs.
+_COMPACT: JsonCompileOptions = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "coerce_one_of": False,
+    "lenient": False,
+}
 _OBJECT = '{"type": "object"}'
+# What is wrong with a schema inside of a grammar; the grammar's line follows it.
+_WRONG_SCHEMA = re.compile(r"failed to compile JSON schema: (.*)")
 
 
 def limits() -> LLParserLimits:
@@ -60,6 +71,8 @@ def notation(kind: str, text: str) -> str:
             return LLMatcher.grammar_from_lark(_choice(json.loads(text)))
         case "lark":
             return LLMatcher.grammar_from_lark(text)
+        case "calls":
+            return LLMatcher.grammar_from_lark(_calls(json.loads(text)))
         case _:
             from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -76,13 +89,34 @@ def _schema(text: str) -> str:
     return json.dumps(with_real_dates(schema), ensure_ascii=False) if '"date' in text else text
 
 
-def _choice(choices: list[str]) -> str:
-    """Return a Lark grammar of these texts. One token of it: as alternatives of a rule they are limited."""
+def _choice(choices: list[str], rule: str = "start") -> str:
+    """Return a rule of these texts. One token of Lark's: as alternatives of a rule they are limited."""
     if not choices:
         raise ValueError("empty; there must be something to choose from")
     texts = [json.dumps(choice, ensure_ascii=False) for choice in choices if choice]
     optional = "?" if "" in choices else ""
-    return f"start: CHOICE{optional}\nCHOICE: {' | '.join(texts)}" if texts else 'start: ""'
+    return f"{rule}: CHOICE{optional}\nCHOICE: {' | '.join(texts)}" if texts else f'{rule}: ""'
+
+
+def _calls(given: dict[str, Any]) -> str:
+    """Return a Lark grammar of calls: see call_grammar."""
+    rules = [given["rules"]]
+    for index, schema in enumerate(given["arguments"]):
+        rules.append(f"arguments{index}: {_json(json.dumps(schema), _COMPACT)}")
+    match given["answer"]:
+        case "json_object", _:
+            rules.append(f"answer: {_json(_OBJECT, _JSON)}")
+        case "json_schema", text:
+            rules.append(f"answer: {_json(text, _JSON)}")
+        case "choice", text:
+            rules.append(_choice(json.loads(text), "answer"))
+    return "\n".join(rules)
+
+
+def _json(text: str, options: JsonCompileOptions) -> str:
+    """Return a JSON schema as the body of a rule. Raises ValueError where it is none."""
+    schema = json.loads(_schema(text)) | {"x-guidance": options}
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
 class _Bytes:
@@ -116,7 +150,9 @@ def prepare(setup: dict[str, Any]) -> tuple[Answers, str]:
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise ValueError(matcher.get_error())
+            error = matcher.get_error()
+            wrong = _WRONG_SCHEMA.search(error)
+            raise ValueError(wrong[1] if wrong else error)
         return text
 
     return attempt, ""

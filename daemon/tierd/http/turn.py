@@ -148,13 +148,15 @@ class Turns:
     async def _grammar(self, turn: Turn, entry: CatalogueEntry, prompt: TurnPrompt) -> core.Grammar | None:
         """Return what the answer obeys, in which thoughts are free."""
         source = turn.format
+        grammar = await compile_source(self._encoder, entry, source)
         if turn.callable:
             source = await self._encoder.run_in_thread(
                 lambda: prompt.format.grammar(
                     turn.callable, turn.tool_choice, parallel=turn.parallel_tool_calls, answer=turn.format
                 )
             )
-        grammar = await compile_source(self._encoder, entry, source)
+        if source is not turn.format:  # which has been compiled alone for what is wrong to have its name
+            grammar = await compile_source(self._encoder, entry, source)
         if grammar is None:
             return None
         return prompt.format.thought_first(
