@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -20,9 +21,14 @@ from kompute import Faults, needs_kompute
 from tierd.backends.host import HostBackend
 from tierd.backends.protocol import Executor
 from tierd.core import FailedEvent, FinishedEvent, PassReason, TextEvent
+from tierd.engine import parting
+from tierd.engine.messages import Message
 from tierd.engine.snapshot import ModelSnapshot
 from tierd.errors import DeviceLostError, UnavailableError
 from tierd.kv.bank import Bank
+from tierd.kv.openings import unpack
+from tierd.kv.row_files import read_header
+from tierd.kv.spill import Spill
 from tierd.settings import EngineSettings, GPUSettings, KVSettings, ModelSettings, Settings
 from tierd.slot import open_slot
 from tierd.tier import retries
@@ -77,8 +83,8 @@ class Box:
 
 
 @contextmanager
-def serving(folder: Path, require: str = "none") -> Iterator[Box]:
-    """Run an engine. require: where "wide" must be."""
+def serving(folder: Path, require: str = "none", state: Path | None = None) -> Iterator[Box]:
+    """Run an engine. require: where "wide" must be. state: where conversations are kept at the end."""
     wide = write_llama(
         folder / "wide.gguf",
         format="Q8_0", n_embd=256, head_size=64, heads=4, kv_heads=2, ff=512, layers=4, context=4096,
@@ -97,12 +103,18 @@ def serving(folder: Path, require: str = "none") -> Iterator[Box]:
     with ExitStack() as stack:
         backend = HostBackend(1)
         stack.callback(backend.close)
-        host, bank = HostSite(backend), Bank(1 << 22)
+        inbox: SimpleQueue[Message] = SimpleQueue()
+        spill = None
+        if state is not None:
+            spill = Spill(state, inbox.put, 1 << 62)
+            stack.callback(spill.close, PATIENCE)
+        bank = Bank(1 << 22, spill=spill)
+        host = HostSite(backend, bank=bank)
         tier = Tier(settings, host, backend.pool, bank=bank)
         stack.callback(tier.close)
         reference = open_slot(models[0], settings, host).executor
         stack.callback(reference.close)
-        engine = {"tier": tier.status, "release": tier.release, "bank": bank}
+        engine = {"tier": tier.status, "release": tier.release, "bank": bank, "inbox": inbox}
         harness = stack.enter_context(running(*models, open_slot=tier.open, settings=settings, engine=engine))
         yield Box(harness, reference)
 
@@ -228,6 +240,23 @@ def test_streams_of_a_model_that_must_be_there_end_with_the_reason_where_it_cann
             assert str(end.error).startswith("wide: the device failed and is not back, and the CPU cannot")
             assert "`require` demands that it is rails on the GPU" in str(end.error)
         assert box.harness.engine.snapshot.models["wide"].passes == {}
+
+
+@pytest.mark.parametrize("require", ["none", "rails"])
+def test_a_device_that_hangs_at_the_end_costs_no_conversation(
+    require: str, tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parting, "GRACE_S", 0.2)
+    state = tmp_path / "bank"
+    with serving(tmp_path, require, state) as box:
+        box.wide(there=True)
+        box.check(box.ask("wide", 12))
+        faults.set("hang")
+        box.ask("wide", 12, PROMPT[::-1])
+        box.harness.snapshot_when(lambda now: now.models["wide"].running == 1)
+    assert not box.harness.engine._thread.is_alive()
+    kept = [unpack(read_header(path).tokens) for path in state.glob("*.rows")]
+    assert list(PROMPT) in [tokens[: len(PROMPT)] for tokens in kept]
 
 
 def test_a_model_that_is_unloaded_gives_its_room_back(box: Box) -> None:

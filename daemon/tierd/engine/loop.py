@@ -63,6 +63,7 @@ from tierd.engine.messages import (
     Unload,
     UnloadDone,
 )
+from tierd.engine.parting import Parting
 from tierd.engine.pooling import pool
 from tierd.engine.readers import Readers
 from tierd.engine.runner import Device
@@ -139,6 +140,7 @@ class Loop:
             tier=tier,
         )
         self._keeper = Keeper(settings.state, bank)
+        self._parting = Parting(settings.state)
         self._release = release
         self._unloads: dict[str, Unload] = {}  # by model, until they are done
         self._devices: dict[str, Device] = {}
@@ -218,7 +220,7 @@ class Loop:
         """When something is to be done though no message comes, monotonic seconds; None: never."""
         due = [queue.deadline(slot, self._settings.queue) for slot in self._slots.values()]
         due += self._readers.deadline, None if self._stopping else self._fallbacks.deadline
-        due += self._dance.deadline, self._keeper.deadline, self._drains.deadline
+        due += self._dance.deadline, self._keeper.deadline, self._drains.deadline, self._parting.deadline
         due += [
             unload.until
             for model, unload in self._unloads.items()
@@ -242,6 +244,7 @@ class Loop:
         going = True
         while going:
             self._expire()
+            self._parting.step(self._everyone)
             self._feed()
             while self._fallbacks.route() | self._dance.step() | self._keep():
                 self._feed()
@@ -397,6 +400,7 @@ class Loop:
                 self._drain(CLOSED)
                 self._dance.stop()
                 self._keeper.stop()
+                self._parting.begin()
                 for slot, sequence in list(self._live.values()):
                     self.end(slot, sequence, FailedEvent(UnavailableError(CLOSED)))
 

@@ -24,7 +24,7 @@ from tierd.backends.rails.card import Card, Shared
 from tierd.backends.rails.executor import RailsExecutor
 from tierd.backends.rails.products import Products
 from tierd.backends.rails.witness import open_card
-from tierd.errors import DeviceLostError, NoDeviceError
+from tierd.errors import DeviceLostError, DeviceTimeoutError, NoDeviceError
 
 pytestmark = needs_kompute
 PATIENCE_S = 20.0
@@ -108,6 +108,21 @@ def test_a_device_that_hangs_is_left_in_time_and_others_go_on_meanwhile(
     assert turns > 20
     assert longest < 0.9
     assert laid.failure.startswith(f"{card.name} did not finish in 1 s and was left; look into")
+
+
+def test_a_step_that_waits_for_a_device_is_the_hosts_once_that_is_given_up(
+    card: Card, laid: RailsExecutor, faults: Faults
+) -> None:
+    faults.set("hang")
+    step = threading.Thread(target=laid.run, args=(batch(),))
+    step.start()
+    wait_for(card._process._lock.locked)
+    laid.abandon(DeviceTimeoutError("it was left"))
+    step.join(PATIENCE_S)
+    assert not step.is_alive()
+    assert (laid.layers, laid.failure, laid.handed_back) == ((), "it was left", True)
+    laid.abandon(DeviceTimeoutError("it was left again"))
+    assert card.abandoned == "it was left"
 
 
 def test_it_has_no_descriptors_but_its_own_and_ends_with_its_card(card: Card) -> None:

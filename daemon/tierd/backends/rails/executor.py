@@ -82,6 +82,12 @@ class RailsExecutor:
             if products is not None:
                 products.close()
 
+    def abandon(self, error: DeviceError) -> None:
+        """Give up the device because of an error; a step that waits for it fails there. From any thread."""
+        products = self._products
+        if products is not None:
+            products.abandon(error)
+
     def submit(self, batch: Batch) -> None:
         """See Executor. What does not fit is found by `collect`."""
         self._submitted = batch

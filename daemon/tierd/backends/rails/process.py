@@ -80,8 +80,10 @@ class Process:
             raise _ERRORS[answer.error](answer.message)
 
     def abandon(self, error: DeviceError) -> None:
-        """Give it up because of an error: it is killed, and not waited for."""
+        """Give it up because of an error: it is killed, and not waited for; a call it had is over."""
         self._kill(error)
+        with contextlib.suppress(OSError):  # it is closed, or the process has died
+            self._channel.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._channel.close()
 
@@ -109,6 +111,8 @@ class Process:
         except OSError:
             pass  # it has died
         if not data:
+            if self.abandoned:
+                raise DeviceLostError(self.abandoned)
             self._ended.wait(_PARTING_S)
             lost = DeviceLostError(f"{self._device} is lost: {self._end}")
             self._kill(lost)

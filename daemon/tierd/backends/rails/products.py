@@ -12,6 +12,7 @@ from tierd.backends.host import HostExecutor
 from tierd.backends.rails.card import COPIES, WORD, Algorithm, Card, Recording, Shared, Tensor, Words
 from tierd.backends.rails.cuts import HEAD, Group, Matmul
 from tierd.backends.resident import manifest
+from tierd.errors import DeviceError
 from tierd.progress import Progress
 
 TILE = 64
@@ -114,6 +115,10 @@ class Products:
             products.append(self._out.words[at : at + rows * matmul.outputs])
             at += rows * matmul.outputs
         return products
+
+    def abandon(self, error: DeviceError) -> None:
+        """See `Process.abandon`."""
+        self._card.abandon(error)
 
     def close(self) -> None:
         """Free all of it. Idempotent; nothing is being computed."""
