@@ -156,6 +156,8 @@ def test_wrong_type_is_named(settings_file: Path, text: str, message: str) -> No
         ("queue.timeout_s = 1e10", "queue.timeout_s must lie between 0 and 86400, not 10000000000.0"),
         ("queue.timeout_s = inf", "queue.timeout_s must lie between 0 and 86400, not inf"),
         ("server.reader_timeout_s = nan", "server.reader_timeout_s must lie between 0.01 and 86400, not nan"),
+        ("state.interval_s = 0.09", "state.interval_s must be 0 or lie between 0.1 and 86400, not 0.09"),
+        ("state.interval_s = nan", "state.interval_s must be 0 or lie between 0.1 and 86400, not nan"),
         ("server.drain_s = inf", "server.drain_s must lie between 0 and 86400, not inf"),
         (f"server.drain_s = 1{400 * '0'}", "server.drain_s must lie between 0 and 86400, not 1000"),
         (

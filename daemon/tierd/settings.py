@@ -28,6 +28,7 @@ RESUMES = ("device", "cpu")
 POOLINGS = ("none", "mean", "cls", "last")
 LOG_LEVELS = ("info", "warning", "error")
 DAY_S = 86400
+MOST_OFTEN_S = 0.1
 MOST_REGIONS = 1024
 
 # A check answers what is wrong with a value, in words that follow "must", or "" when it is fine.
@@ -83,6 +84,13 @@ def _within(low: float, high: float | None = None) -> Check:
         return f"be {low} or more" if high is None else f"lie between {low} and {high}"
 
     return check
+
+
+def _interval(value: float) -> str:
+    """Between two rounds there is to be time in which none goes on."""
+    if value == 0 or MOST_OFTEN_S <= value <= DAY_S:
+        return ""
+    return f"be 0 or lie between {MOST_OFTEN_S} and {DAY_S}"
 
 
 def _one_of(*choices: str) -> Check:
@@ -206,13 +214,13 @@ class StateSettings:
 
     dir: the folder, which is made; None: K/V ends with the process, or when memory does not hold it.
     max_mb: how many MiB all files may take; 0: as the disk allows.
-    interval_s: how often all parked K/V is written there; 0: at the end only.
+    interval_s: how long after all parked K/V was written there it is again; 0: at the end only.
     save_s: how long that may take at the end.
     """
 
     dir: Path | None = None
     max_mb: int = field(default=0, metadata=_checked(_within(0)))
-    interval_s: float = field(default=0.0, metadata=_checked(_within(0, DAY_S)))
+    interval_s: float = field(default=0.0, metadata=_checked(_interval))
     save_s: float = field(default=30.0, metadata=_checked(_within(0, DAY_S)))
 
 

@@ -212,7 +212,7 @@ def test_twenty_conversations_go_on_after_a_restart_in_their_midst(
 def test_killed_while_it_writes_it_starts_again_and_serves(
     tmp_path: Path, socket: Path, kills: int, turns: int
 ) -> None:
-    house = House(tmp_path, socket, CPU, "interval_s = 0.01")
+    house = House(tmp_path, socket, CPU, "interval_s = 0.1")
     chance, talks = Random(kills), [Talk.begun(index) for index in range(TALKS)]
     for _ in range(kills):
         with house.serve() as daemon:
