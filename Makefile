@@ -31,6 +31,9 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/* shaders/*
 # A software device, and what watches over its use. Tests need them; serving does not.
 VULKAN := libvulkan1 mesa-vulkan-drivers vulkan-validationlayers
 SANITIZED := build/sanitize/libhostkernels.so
+# The client for Node.
+NODE := build/node/.installed
+NODE_PACKAGES := $(addprefix tests/clients/node/,package.json package-lock.json)
 ORACLE_TESTS := tests/test_oracle.py tests/test_device_oracle.py tests/test_rails_oracle.py
 DEVICE_TESTS := $(addprefix tests/,shaders backends/resident backends/vkapi backends/rails tier device cli/test_gpu.py test_device_oracle.py test_rails_oracle.py)
 
@@ -46,7 +49,7 @@ tour: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## serve two models th
 
 models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
-test: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests, in parts, two at a time (JOBS=1: one by one)
+test: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests, in parts, two at a time (JOBS=1: one by one)
 	@echo 'Each part of the tests is shown once it is done.'
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going test-rest test-levels test-device sanitize
 
@@ -56,7 +59,7 @@ test-device: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) 
 test-levels: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests of the kernels at the CPU's other levels
 	$(BIN)/python tests/other_levels.py
 
-test-rest: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all other tests, those of the best level included
+test-rest: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all other tests, those of the best level included
 	$(BIN)/python -m pytest $(DEVICE_TESTS:%=--ignore=%)
 
 test-long: export TIERD_TEST_RESULTS := $(CURDIR)/tests/bench/results/long
@@ -65,7 +68,7 @@ test-long: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ##
 	$(BIN)/python -m pytest -m '' $(ORACLE_TESTS) --timeout 1800
 	$(BIN)/python tests/other_levels.py -m long --timeout 1800
 
-test-lowest: $(VENV)/.created $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) ## run all tests on the lowest versions of the dependencies
+test-lowest: $(VENV)/.created $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests on the lowest versions of the dependencies
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tools/lowest_bounds.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --constraint $(LOWEST)/constraints.txt --editable '.[test]'
@@ -128,6 +131,13 @@ $(VENV)/.vulkan: | $(VENV)/.created
 # Where it cannot be had this says why, and all goes on without it.
 $(VENV)/.kompute: tools/install_kompute.py tools/kompute.cmake | $(VENV)/.created
 	$(BIN)/python tools/install_kompute.py
+	@touch $@
+
+$(NODE): $(NODE_PACKAGES) | $(VENV)/.created
+	@sh tools/debian_packages.sh $(PYTHON) nodejs npm
+	@mkdir -p $(@D)
+	cp $^ $(@D)
+	cd $(@D) && npm ci --no-audit --no-fund --ignore-scripts
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.created $(BUILD_INPUTS)

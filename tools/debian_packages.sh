@@ -38,6 +38,7 @@ present() {
         libvulkan-dev) has_header vulkan/vulkan.h ;;
         libfmt-dev) has_header fmt/core.h ;;
         pybind11-dev) has_header pybind11/pybind11.h ;;
+        nodejs) command -v node >/dev/null ;;
         *) command -v "$1" >/dev/null ;;
     esac
 }

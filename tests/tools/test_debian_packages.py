@@ -83,6 +83,13 @@ def test_takes_vulkan_parts_from_wherever_they_are(machine: Machine, tmp_path: P
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
+def test_takes_node_from_wherever_it_is(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "node").symlink_to("/bin/true")
+    run = machine("sh", "gcc", "as", "ld", needs=("nodejs", "npm"))
+    assert run.returncode == 1
+    assert "--no-install-recommends npm'" in run.stderr
+
+
 def test_installs_through_apt_as_root(machine: Machine, tmp_path: Path) -> None:
     apt = tmp_path / "apt-get"
     apt.write_text('#!/bin/sh\necho "apt-get $*"\n')
