@@ -7,9 +7,9 @@ from tierd.chat.reply import Arguments, Called, Said, Thought
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import Usage
 from tierd.http.chat_frames import ChatFrames
+from tierd.http.conversation import Ended
 from tierd.http.logprobs import ChatScribe
 from tierd.http.shapes import Heading
-from tierd.http.turn import Ended
 
 TOKENIZER: Tokenizer = ByteTokenizer()  # type: ignore[assignment]
 HEADING = Heading(id="chatcmpl-1", created=7, model="m", system_fingerprint="fp_0")

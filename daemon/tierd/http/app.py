@@ -30,7 +30,7 @@ from tierd.http.responses_shelf import ResponsesShelf
 from tierd.http.responses_store import ResponsesStore
 from tierd.http.roster import Roster
 from tierd.http.text import TextRoutes
-from tierd.http.turn import Turns
+from tierd.http.turns import Turns
 from tierd.metrics import NO_MODEL, Metrics
 from tierd.settings import Settings
 

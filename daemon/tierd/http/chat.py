@@ -30,8 +30,9 @@ from tierd.http.shapes import (
     json_response,
 )
 from tierd.http.sse import EventStream
-from tierd.http.turn import Answer, Turns, read_whole
 from tierd.http.turn_body import take_turn
+from tierd.http.turns import Turns
+from tierd.http.whole import Answer, read_whole
 
 _decoder = msgspec.json.Decoder(ChatBody)
 

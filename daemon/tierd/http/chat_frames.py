@@ -9,6 +9,7 @@ import msgspec
 from tierd import core
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
 from tierd.http.choices import total_usage
+from tierd.http.conversation import Ended
 from tierd.http.logprobs import ChatScribe
 from tierd.http.shapes import (
     CallDelta,
@@ -22,7 +23,6 @@ from tierd.http.shapes import (
     Usage,
 )
 from tierd.http.sse import DONE, frame, json_text, split
-from tierd.http.turn import Ended
 
 
 class ChatFrames:

@@ -19,6 +19,7 @@ from tierd.chat.reply import Piece
 from tierd.engine import CatalogueEntry, Engine
 from tierd.errors import InvalidRequestError
 from tierd.http.body import read_body
+from tierd.http.conversation import Conversation, Ended
 from tierd.http.encoder import Encoder
 from tierd.http.messages_content import content
 from tierd.http.messages_events import PING, MessageFrames, ending
@@ -30,8 +31,9 @@ from tierd.http.roster import Roster
 from tierd.http.shapes import json_response
 from tierd.http.sse import EventStream
 from tierd.http.translate import check_content
-from tierd.http.turn import Conversation, Ended, Turn, Turns
+from tierd.http.turn import Turn
 from tierd.http.turn_body import FEW
+from tierd.http.turns import Turns
 
 _Body = TypeVar("_Body", bound=ConversationBody)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tierd import core
 from tierd.chat.reply import Called, Piece
+from tierd.http.conversation import Ended, EndReason
 from tierd.http.messages_content import Blocks, Signature, empty
 from tierd.http.messages_shapes import (
     BlockDelta,
@@ -35,7 +36,6 @@ from tierd.http.messages_shapes import (
     ToolUseBlock,
 )
 from tierd.http.sse import frame, json_text, split
-from tierd.http.turn import Ended, EndReason
 
 _REASONS: Mapping[EndReason, StopReason] = {
     "stop": "end_turn",

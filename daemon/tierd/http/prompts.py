@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tierd.chat.formats import Chat, ReplyFormat
 from tierd.chat.renderer import encode_prompt
@@ -12,9 +11,7 @@ from tierd.errors import InvalidRequestError
 from tierd.http import translate
 from tierd.http.contents import Content
 from tierd.http.encoder import Encoder
-
-if TYPE_CHECKING:
-    from tierd.http.turn import Turn
+from tierd.http.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from tierd.http.responses_store import Kept
 from tierd.http.responses_turn import check, head, read_turn
 from tierd.http.shapes import json_response
 from tierd.http.sse import EventStream
-from tierd.http.turn import Turns
+from tierd.http.turns import Turns
 
 MOST_EVENTS = 10**9
 

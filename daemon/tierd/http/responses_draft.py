@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
+from tierd.http.conversation import Ended
 from tierd.http.errors import ErrorDetail
 from tierd.http.logprobs import ChatScribe
 from tierd.http.responses_events import (
@@ -31,7 +32,6 @@ from tierd.http.responses_shapes import (
     ResponseUsage,
     Status,
 )
-from tierd.http.turn import Ended
 
 _NAMED = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4,}")
 
