@@ -16,6 +16,7 @@ from live import Live, serve, wait_until
 from tierd.cli import main
 from tierd.core import PassReason
 from tierd.engine import BankSnapshot, RegionSnapshot, RegionState, SessionSnapshot, Snapshot, SwitchSnapshot
+from tierd.engine.snapshot import Rails
 from tierd.http.listeners import listen, listen_at, url
 from tierd.settings import ModelSettings
 from tierd.tier.status import TierStatus
@@ -146,6 +147,28 @@ def published(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
     monkeypatch.setattr(daemon.live.engine._loop, "snapshot", snapshot)
     monkeypatch.setattr(daemon.live.engine, "_tier", lambda: tier)
     return snapshot
+
+
+@pytest.mark.parametrize(
+    ("seat", "layers", "said"),
+    [
+        ("on", (1,), "tiny: matmuls of 1 of 2 layers are on the GPU for prompts: .#"),
+        ("away", (), "tiny is away: nothing of it is on the GPU until its turn comes"),
+    ],
+)
+def test_slots_tell_what_of_a_model_on_rails_is_on_the_gpu_now(
+    seat: str,
+    layers: tuple[int, ...],
+    said: str,
+    daemon: Daemon,
+    published: Snapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rails = Rails(on_device=layers, layers=(0, 1), failure="")
+    model = replace(published.models["tiny"], outcome="gpu:rails", seat=seat, rails=rails)
+    monkeypatch.setattr(daemon.live.engine._loop, "snapshot", replace(published, models={"tiny": model}))
+    assert ctl(capsys, "slots").splitlines()[2:] == [said]
 
 
 def words(text: str) -> list[list[str]]:

@@ -120,6 +120,7 @@ def test_slots_tell_what_the_models_are(server: Administered, tiny_model: ModelS
         "outcome": "cpu",
         "device": "null",
         "decline": "",
+        "seat": "",
         "context": 256,
         "streams": 16,
         "kv_dtype": "f16",

@@ -52,7 +52,7 @@ def print_status(status: Status) -> None:
 
 
 def print_slots(answer: Slots) -> None:
-    """Print the answer of /slots; below it, which models are not on the GPU, and why."""
+    """Print the answer of /slots; below it, which models are not on the GPU, or not now, and why."""
     table = columns(
         "model", "architecture", "outcome", "K/V", right=("context", "streams", "prompt", "output")
     )
@@ -63,7 +63,9 @@ def print_slots(answer: Slots) -> None:
     console = standard_output()
     console.print(table)
     for slot in answer.slots:
-        if slot.placement is not None:
+        if slot.seat == "away":
+            say(console, f"{slot.id} is away: nothing of it is on the GPU until its turn comes")
+        elif slot.placement is not None:
             say(console, _rails(slot.id, slot.placement))
         if slot.decline:
             whole = "" if slot.placement is None else "whole "

@@ -93,7 +93,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One model of /slots: what it is, what it was given, and how it stands.
 
-    context: positions of one stream. streams: most that run at a time. created: Unix seconds.
+    seat: see ModelStatus. context: positions of one stream. streams: most that run at a time. created: Unix
+    seconds.
     regions, region_positions: of K/V on a GPU, and what each holds; 0 on the CPU.
     prefill_window: most rows of a step. prefill_continues: whether a prompt may be fed in several.
     placement: of each layer, in order, "device" where its large matmuls run there, else "cpu", for a model on
@@ -109,6 +110,7 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     device: str
     decline: str
+    seat: str
     created: int
     context: int
     streams: int
@@ -242,6 +244,7 @@ def _slot(entry: CatalogueEntry, snapshot: ModelSnapshot) -> SlotStatus:
         outcome=snapshot.outcome,
         device=snapshot.device,
         decline=snapshot.decline,
+        seat=snapshot.seat,
         created=entry.created,
         context=entry.context,
         streams=model.streams,
