@@ -49,6 +49,8 @@ STEPS_EACH = 50
 PROMPTS = st.integers(1, 14).flatmap(lambda n: st.lists(st.integers(0, 2), min_size=n, max_size=n))
 
 
+# Prompts are mostly one owner's, so that they find something.
+OWNERS = st.sampled_from(["", "", "", "alice"])
 GREEDY = SamplingParams(temperature=0)
 RANDOM = SamplingParams(temperature=1.0, seed=4)
 STOPS = tuple(map(chr, range(64)))  # one token in four ends the stream
@@ -88,7 +90,9 @@ class PrefixMachine(RuleBasedStateMachine):
         )
         self.there: list[Sequence] = []  # in order of arrival
         self.left: list[Sequence] = []  # and hold pages of steps in flight
-        self.fed: list[list[int]] = []  # what was given back since the last flush
+        self.fed: list[
+            tuple[str, list[int]]
+        ] = []  # what was given back since the last flush, and whose it is
         self.known: list[Sequence] = []  # of those who have left, whose rows are given back
         self.ends: Counter[str] = Counter()
         self.count = 0
@@ -100,6 +104,7 @@ class PrefixMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 18),
         sampling=st.sampled_from([GREEDY, GREEDY, RANDOM]),
         stop=st.sampled_from([(), STOPS]),
+        owner=OWNERS,
     )
     def submit(
         self,
@@ -107,18 +112,24 @@ class PrefixMachine(RuleBasedStateMachine):
         max_tokens: int,
         sampling: SamplingParams = GREEDY,
         stop: tuple[str, ...] = (),
+        owner: str = "",
     ) -> None:
         self.count += 1
         asked = request(f"r{self.count}", prompt, max_tokens, stop=stop)
-        self.there += enqueue(self.slot, replace(asked, sampling=sampling))
+        self.there += enqueue(self.slot, replace(asked, sampling=sampling, owner=owner))
 
     @precondition(lambda self: self.fed)
-    @rule(data=st.data(), tail=st.lists(st.integers(0, 2), max_size=4), max_tokens=st.integers(1, 18))
-    def take_up_again(self, data: st.DataObject, tail: list[int], max_tokens: int) -> None:
+    @rule(
+        data=st.data(),
+        tail=st.lists(st.integers(0, 2), max_size=4),
+        max_tokens=st.integers(1, 18),
+        owner=OWNERS,
+    )
+    def take_up_again(self, data: st.DataObject, tail: list[int], max_tokens: int, owner: str) -> None:
         """Submit a prompt that goes on from, or branches off near, the end of what was fed before."""
-        history = data.draw(st.sampled_from(self.fed[-8:]))[:20]
+        history = data.draw(st.sampled_from(self.fed[-8:]))[1][:20]
         cut = data.draw(st.integers(0, min(len(history), 5)))
-        self.submit([*history[: len(history) - cut], *tail] or [0], max_tokens)
+        self.submit([*history[: len(history) - cut], *tail] or [0], max_tokens, owner=owner)
 
     @precondition(lambda self: self.slot.has_room)
     @rule()
@@ -131,7 +142,7 @@ class PrefixMachine(RuleBasedStateMachine):
             assert slot.running or not self.there
         for sequence in slot.returning:
             if sequence not in returning:
-                self.fed.append(list(sequence.tokens))
+                self.fed.append((sequence.owner, list(sequence.tokens)))
                 PrefixMachine.preemptions += 1
         for sequence in slot.running:
             if sequence not in running and not sequence.preemptions:
@@ -143,7 +154,7 @@ class PrefixMachine(RuleBasedStateMachine):
         for sequence, event in drive.complete(self.slot):
             assert sequence in self.there
             if isinstance(event, FinishedEvent):
-                assert sequence.tokens == alone(replace(sequence.request, id=""))
+                assert sequence.tokens == alone(replace(sequence.request, id="", owner=""))
                 assert sequence.fed == len(sequence.tokens) - 1
                 self.end(sequence)
             else:
@@ -197,10 +208,12 @@ class PrefixMachine(RuleBasedStateMachine):
         assert cached <= formula
 
     def formula(self, sequence: Sequence) -> int:
-        """The longest common token prefix with what was fed, but one token at least is left to feed."""
+        """The longest common token prefix with what its owner fed, but one token at least is left to feed."""
         prompt = sequence.request.prompt
         common = (
-            sum(accumulate((a == b for a, b in zip(prompt, fed, strict=False)), min)) for fed in self.fed
+            sum(accumulate((a == b for a, b in zip(prompt, fed, strict=False)), min))
+            for owner, fed in self.fed
+            if owner == sequence.owner
         )
         return min(max(common, default=0), len(prompt) - 1)
 
@@ -227,7 +240,7 @@ class PrefixMachine(RuleBasedStateMachine):
             if not adds and sequence not in self.known:
                 self.known.append(sequence)
                 if sequence.fed:
-                    self.fed.append(sequence.tokens[: sequence.fed])
+                    self.fed.append((sequence.owner, sequence.tokens[: sequence.fed]))
             if not in_flight:
                 self.left.remove(sequence)
                 self.known.remove(sequence)
@@ -280,7 +293,9 @@ class PrefixMachine(RuleBasedStateMachine):
     def every_cached_page_holds_what_its_key_says(self) -> None:
         found = 0
         followers: list[tuple[bytes, _Entry]] = [
-            (root_key(""), e) for e in self.slot.home.prefixes._after.get(root_key(""), ())
+            (root_key(owner), entry)
+            for owner in ("", "alice")
+            for entry in self.slot.home.prefixes._after.get(root_key(owner), ())
         ]
         while followers:
             before, entry = followers.pop()
