@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.device_slot import device_slot
-from engine.drive import greedy, run
+from engine.drive import begin, complete, enqueue, greedy, run
 from engine.harness import NULL, model
 from engine.null_slot import null_slot, request
 from live import wait_until
@@ -71,6 +71,16 @@ def test_only_streams_of_one_owner_wait_for_rows_of_each_other() -> None:
     slot = device_slot(model("null", streams=4), regions=4)
     first, other, same = run(slot, asked("a", "alice"), asked("b", "bob"), asked("c", "alice"))
     assert (first.cached, other.cached, same.cached) == (0, 0, len(PROMPT) - 1)
+
+
+def test_a_stream_that_generates_lends_its_rows_to_its_owner_alone() -> None:
+    slot = device_slot(model("null", streams=4), regions=4)
+    (first,) = enqueue(slot, asked("a", "alice"))
+    while first.fed < len(PROMPT):
+        begin(slot)
+        complete(slot)
+    same, other = run(slot, asked("b", "alice"), asked("c", "bob"))
+    assert (same.cached, other.cached) == (len(PROMPT) - 1, 0)
 
 
 @pytest.mark.parametrize("device", [False, True])
