@@ -9,7 +9,7 @@ import click
 
 from tierd.cli import options
 from tierd.cli.parameters import PARAMETERS
-from tierd.settings import GPU_TIERS, KV_DTYPES
+from tierd.settings import GPU_TIERS, KV_DTYPES, POOLINGS
 
 if TYPE_CHECKING:
     from tierd.cli.client import Client
@@ -71,6 +71,10 @@ def _switch(client: Client, model: str, no_wait: bool, as_json: bool) -> None:
 @click.option("--weight", metavar="N", type=int, help="Its share of the time, relative to other models.")
 @click.option("--kv-dtype", type=click.Choice(KV_DTYPES), help="How keys and values are kept.")
 @click.option("--require", type=click.Choice(GPU_TIERS), help="What it must reach, or not be loaded.")
+@click.option("--pooling", type=click.Choice(POOLINGS), help="How embeddings come of hidden states.")
+@click.option(
+    "--matryoshka/--no-matryoshka", default=None, help="Whether its embeddings may be cut to `dimensions`."
+)
 @click.option("--chat-template", metavar="FILE", help="A Jinja template, instead of its file's.")
 @options.answers(SAMPLING)
 @click.option("--penalty-window", metavar="N", type=int, help="How many last tokens penalties look at.")

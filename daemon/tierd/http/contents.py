@@ -15,11 +15,12 @@ def read_contents(
 ) -> list[tuple[Content, str]]:
     """Return each content with its path. `field` brought them; at most so many.
 
-    Raises InvalidRequestError, for more than may be encoded in one request too.
+    Raises InvalidRequestError, for lists of more than may be encoded in one request too: how long a content
+    may be by itself, the context says.
     """
     contents = _each(given, field, most)
     size = sum(len(content) for content, _ in contents)
-    if size > MAX_CONTENT:
+    if size > MAX_CONTENT and len(contents) > 1:
         raise InvalidRequestError(
             f"{field}: {size} characters or ids; at most {MAX_CONTENT}, send them in parts", param=field
         )
