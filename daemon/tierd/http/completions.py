@@ -68,7 +68,9 @@ class CompletionRoutes:
         refuse_unsupported(body)
         entry = self._roster.resolve(self._engine.catalogue, body.model)
         include_usage = translate.include_usage(body)
-        contents = read_contents(body.prompt, "prompt", MAX_ANSWERS)
+        contents = await self._encoder.run(
+            len(body.prompt), lambda: read_contents(body.prompt, "prompt", MAX_ANSWERS)
+        )
         grammar = await compile_source(self._encoder, entry, source(body))
         prompts = await self._encoder.run(
             sum(len(content) for content, _ in contents), lambda: read_prompts(entry, body, contents)

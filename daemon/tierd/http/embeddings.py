@@ -57,7 +57,9 @@ class EmbeddingRoutes:
         refuse_unsupported(body)
         entry = self._roster.resolve(self._engine.catalogue, body.model)
         embedding = wanted_embedding(body, entry)
-        contents = read_contents(body.input, "input", MAX_INPUTS)
+        contents = await self._encoder.run(
+            len(body.input), lambda: read_contents(body.input, "input", MAX_INPUTS)
+        )
         prompts = await self._encoder.run(
             sum(len(content) for content, _ in contents),
             lambda: [encode(entry, content, field) for content, field in contents],
