@@ -191,6 +191,7 @@ def test_templates_get_variables_efforts_and_documents(speaking: Speaking) -> No
     assert speaking.prompt(reasoning_effort="none") == speaking.prompt(**OFF)
     assert speaking.prompt(reasoning_effort="low") == speaking.prompt()
     assert "Reasoning: low" in speaking.prompt(model="gpt-oss", reasoning_effort="minimal")
+    assert "Reasoning: high" in speaking.prompt(model="gpt-oss", reasoning_effort="max")
     given = {"chat_template_kwargs": {"reasoning_effort": "utmost"}}
     assert "Reasoning: utmost" in speaking.prompt(model="gpt-oss", **given)
     documents = {"documents": [{"title": "Ulm", "text": "It rains."}]}

@@ -20,10 +20,10 @@ from tierd.http.messages_requests import (
 )
 from tierd.http.requests import Generation
 from tierd.http.turn import Turn
-from tierd.http.turn_body import MAX_TOOLS, check_depth, tool_of
+from tierd.http.turn_fields import check_depth, check_effort, find_tool, read_tools, tool_of
 from tierd.http.unsupported import SILENT, refuse_unsupported
 
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _CHOICES = ("auto", "any", "tool", "none")
 _THINKING = ("enabled", "adaptive", "disabled")
 
@@ -55,7 +55,7 @@ def read_turn(body: MessagesBody) -> Turn:
 def read_conversation(body: ConversationBody) -> Turn:
     """Return what a body makes the prompt of, and how it may be answered. Raises InvalidRequestError."""
     refuse_unsupported(body)
-    offered = tools(body.tools or ())
+    offered = read_tools(body.tools or (), _tool)
     given = messages(body.messages, body.system)
     continues = given[-1]["role"] == "assistant"
     config = body.output_config or OutputConfig()
@@ -68,24 +68,9 @@ def read_conversation(body: ConversationBody) -> Turn:
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         format=_format(config, continues=continues),
         thinking=_thinking(body.thinking, continues=continues),
-        effort=_effort(config.effort),
+        effort=check_effort(config.effort, "output_config.effort", _EFFORTS),
         continues=continues,
     )
-
-
-def tools(given: Sequence[ToolGiven]) -> tuple[Tool, ...]:
-    """Return the tools of a request. Raises InvalidRequestError."""
-    if len(given) > MAX_TOOLS:
-        raise InvalidRequestError(f"tools: {len(given)}; at most {MAX_TOOLS}", param="tools")
-    found: dict[str, Tool] = {}
-    for i, one in enumerate(given):
-        tool = _tool(one, f"tools[{i}]")
-        if tool.name in found:
-            raise InvalidRequestError(
-                f"tools[{i}].name: {tool.name!r} is there already", param=f"tools[{i}].name"
-            )
-        found[tool.name] = tool
-    return tuple(found.values())
 
 
 def _tool(given: ToolGiven, where: str) -> Tool:
@@ -123,11 +108,7 @@ def _choice(given: ChoiceGiven | None, offered: Sequence[Tool]) -> str:
         return "required" if given.type == "any" else given.type
     if given.name is None:
         raise InvalidRequestError("tool_choice.name is missing", param="tool_choice.name")
-    if not any(tool.name == given.name for tool in offered):
-        raise InvalidRequestError(
-            f"tool_choice.name: there is no tool {given.name!r}", param="tool_choice.name"
-        )
-    return given.name
+    return find_tool(given.name, offered, "tool_choice.name").name
 
 
 def _thinking(given: ThinkingGiven | None, *, continues: bool) -> bool | None:
@@ -188,12 +169,3 @@ def _format(config: OutputConfig, *, continues: bool) -> Source | None:
             param=field,
         )
     return Source("json_schema", bytes(config.format.schema).decode(errors="replace"), f"{field}.schema")
-
-
-def _effort(effort: str | None) -> str | None:
-    if effort not in (None, *EFFORTS):
-        raise InvalidRequestError(
-            f"output_config.effort: no such effort, {effort!r}; use {', '.join(EFFORTS)}",
-            param="output_config.effort",
-        )
-    return effort

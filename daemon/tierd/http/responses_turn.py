@@ -15,7 +15,7 @@ from tierd.http.responses_input import messages
 from tierd.http.responses_requests import ChoiceGiven, FunctionOffered, ResponsesBody, TextFormat
 from tierd.http.responses_shapes import Item, ReasoningEffect, ResponseObject, TextEffect
 from tierd.http.turn import Turn
-from tierd.http.turn_body import CHOICES, EFFORTS, MAX_TOOLS, check_depth, tool_of
+from tierd.http.turn_fields import check_choice, check_depth, check_effort, find_tool, read_tools, tool_of
 from tierd.http.unsupported import refuse_unsupported
 
 LOGPROBS = "message.output_text.logprobs"
@@ -43,7 +43,7 @@ def read_turn(body: ResponsesBody, before: Sequence[Item], given: Sequence[Item]
     before: what the response that it goes on from had and gave. given: its own input.
     Raises InvalidRequestError.
     """
-    offered = tools(body.tools or ())
+    offered = read_tools(body.tools or (), _tool)
     callable, choice = _choice(body.tool_choice, offered)
     return Turn(
         generation=body,
@@ -55,7 +55,7 @@ def read_turn(body: ResponsesBody, before: Sequence[Item], given: Sequence[Item]
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         format=_format(body),
-        effort=_effort(body),
+        effort=check_effort(None if body.reasoning is None else body.reasoning.effort, "reasoning.effort"),
         top_logprobs=(body.top_logprobs or 0) if LOGPROBS in (body.include or ()) else None,
     )
 
@@ -88,23 +88,14 @@ def head(body: ResponsesBody, id: str, created: int, entry: CatalogueEntry) -> R
     )
 
 
-def tools(given: Sequence[FunctionOffered]) -> tuple[Tool, ...]:
-    """Return the tools of a request. Raises InvalidRequestError."""
-    if len(given) > MAX_TOOLS:
-        raise InvalidRequestError(f"tools: {len(given)}; at most {MAX_TOOLS}", param="tools")
-    found: dict[str, Tool] = {}
-    for i, one in enumerate(given):
-        where = f"tools[{i}]"
-        if one.type != "function":
-            raise InvalidRequestError(
-                f"{where}.type: {one.type!r} is not supported; send functions", param=f"{where}.type"
-            )
-        if one.name is None:
-            raise InvalidRequestError(f"{where}.name is missing", param=f"{where}.name")
-        if one.name in found:
-            raise InvalidRequestError(f"{where}.name: {one.name!r} is there already", param=f"{where}.name")
-        found[one.name] = tool_of(one.name, one.description, one.parameters, where)
-    return tuple(found.values())
+def _tool(given: FunctionOffered, where: str) -> Tool:
+    if given.type != "function":
+        raise InvalidRequestError(
+            f"{where}.type: {given.type!r} is not supported; send functions", param=f"{where}.type"
+        )
+    if given.name is None:
+        raise InvalidRequestError(f"{where}.name is missing", param=f"{where}.name")
+    return tool_of(given.name, given.description, given.parameters, where)
 
 
 def _choice(choice: str | ChoiceGiven | None, offered: Sequence[Tool]) -> tuple[tuple[Tool, ...], str]:
@@ -113,29 +104,17 @@ def _choice(choice: str | ChoiceGiven | None, offered: Sequence[Tool]) -> tuple[
     every = tuple(offered)
     if isinstance(choice, ChoiceGiven):
         if choice.type == "function":
-            return every, _known(choice.name, offered, f"{field}.name")
+            return every, find_tool(choice.name or "", offered, f"{field}.name").name
         if choice.type != "allowed_tools":
             raise InvalidRequestError(
                 f"{field}.type: {choice.type!r} is not supported; name a function", param=f"{field}.type"
             )
         allowed = {
-            _known(one.name if one.type == "function" else None, offered, f"{field}.tools[{i}].name")
+            find_tool((one.type == "function" and one.name) or "", offered, f"{field}.tools[{i}].name").name
             for i, one in enumerate(choice.tools or ())
         }
         every, choice = tuple(tool for tool in every if tool.name in allowed), choice.mode
-    if choice not in (None, *CHOICES):
-        raise InvalidRequestError(
-            f"{field}: no such choice, {choice!r}; use {', '.join(CHOICES)}, or name a function", param=field
-        )
-    if choice == "required" and not every:
-        raise InvalidRequestError(f"{field}: required, but there are no tools", param=field)
-    return every, choice or "auto"
-
-
-def _known(name: str | None, offered: Sequence[Tool], where: str) -> str:
-    if name is None or not any(tool.name == name for tool in offered):
-        raise InvalidRequestError(f"{where}: there is no function {name or ''!r}", param=where)
-    return name
+    return every, check_choice(choice, every)
 
 
 def _format(body: ResponsesBody) -> Source | None:
@@ -160,13 +139,3 @@ def _format(body: ResponsesBody) -> Source | None:
         raise InvalidRequestError(f"{field} is missing", param=field)
     check_depth(wanted.schema, field)
     return Source("json_schema", msgspec.json.encode(wanted.schema).decode(), field)
-
-
-def _effort(body: ResponsesBody) -> str | None:
-    effort = None if body.reasoning is None else body.reasoning.effort
-    if effort not in (None, *EFFORTS):
-        raise InvalidRequestError(
-            f"reasoning.effort: no such effort, {effort!r}; use {', '.join(EFFORTS)}",
-            param="reasoning.effort",
-        )
-    return effort

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from tierd.chat.tools import MAX_DEPTH, Tool, is_shallow
+from tierd.chat.tools import Tool
 from tierd.errors import InvalidRequestError
 from tierd.http import translate
 from tierd.http.encoder import Encoder
 from tierd.http.formats import source
 from tierd.http.requests import AllowedTools, CallGiven, ChatBody, Message, ToolChoice, ToolGiven
 from tierd.http.turn import Turn
+from tierd.http.turn_fields import check_choice, check_depth, check_effort, find_tool, read_tools, tool_of
 from tierd.http.unsupported import refuse_unsupported
 
-MAX_TOOLS = 128
 # Messages that the loop may look through by itself.
 FEW = 32
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 # OpenAI treats a developer's message as a system message where a model knows only the latter.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-CHOICES = ("auto", "none", "required")
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # Variables of templates that have fields of their own.
 _OTHERS = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 
@@ -45,7 +41,7 @@ def read_turn(body: ChatBody) -> Turn:
     """
     refuse_unsupported(body)
     max_tokens, tokens_field = translate.asked_tokens(body)
-    offered, choice = choose(body.tool_choice, tools(body.tools or ()))
+    offered, choice = choose(body.tool_choice, read_tools(body.tools or (), _tool, inside=".function"))
     variables = _variables(body)
     thinking = variables.get("enable_thinking", variables.get("thinking"))
     continues, opens = _ending(body)
@@ -59,7 +55,7 @@ def read_turn(body: ChatBody) -> Turn:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         format=source(body),
         thinking=thinking if isinstance(thinking, bool) else None,
-        effort=_effort(body.reasoning_effort),
+        effort=check_effort(body.reasoning_effort, "reasoning_effort"),
         template_variables=variables,
         continues=continues,
         opens=opens,
@@ -135,49 +131,15 @@ def _content(message: Message, where: str) -> str:
     return "\n".join(texts)
 
 
-def tools(given: Sequence[ToolGiven], field: str = "tools") -> tuple[Tool, ...]:
-    """Return the tools of a request. Raises InvalidRequestError."""
-    if len(given) > MAX_TOOLS:
-        raise InvalidRequestError(f"{field}: {len(given)}; at most {MAX_TOOLS}", param=field)
-    found: dict[str, Tool] = {}
-    for i, one in enumerate(given):
-        where = f"{field}[{i}]"
-        if one.type != "function":
-            raise InvalidRequestError(
-                f"{where}.type: {one.type!r} is not supported; send functions", param=f"{where}.type"
-            )
-        if one.function is None:
-            raise InvalidRequestError(f"{where}.function is missing", param=f"{where}.function")
-        tool = tool_of(
-            one.function.name, one.function.description, one.function.parameters, f"{where}.function"
-        )
-        if tool.name in found:
-            raise InvalidRequestError(
-                f"{where}.function.name: {tool.name!r} is there already", param=f"{where}.function.name"
-            )
-        found[tool.name] = tool
-    return tuple(found.values())
-
-
-def tool_of(name: str, description: str | None, parameters: Mapping[str, object] | None, where: str) -> Tool:
-    """Return a tool, checked. where: the path of what says it. Raises InvalidRequestError."""
-    if not _NAME.fullmatch(name):
+def _tool(given: ToolGiven, where: str) -> Tool:
+    if given.type != "function":
         raise InvalidRequestError(
-            f"{where}.name: {name[:80]!r}; 1 to 128 letters, digits, _, . and -", param=f"{where}.name"
+            f"{where}.type: {given.type!r} is not supported; send functions", param=f"{where}.type"
         )
-    if name in CHOICES:
-        raise InvalidRequestError(
-            f"{where}.name: {name!r} is a choice of tools and cannot be one; call it otherwise",
-            param=f"{where}.name",
-        )
-    check_depth(parameters, f"{where}.parameters")
-    return Tool(name=name, description=description, parameters=parameters or {})
-
-
-def check_depth(value: object, field: str) -> None:
-    """Raise InvalidRequestError for JSON of more than MAX_DEPTH levels."""
-    if not is_shallow(value):
-        raise InvalidRequestError(f"{field}: nested more than {MAX_DEPTH} levels deep", param=field)
+    where += ".function"
+    if given.function is None:
+        raise InvalidRequestError(f"{where} is missing", param=where)
+    return tool_of(given.function.name, given.function.description, given.function.parameters, where)
 
 
 def choose(choice: str | ToolChoice | None, offered: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], str]:
@@ -193,14 +155,8 @@ def choose(choice: str | ToolChoice | None, offered: tuple[Tool, ...]) -> tuple[
             raise InvalidRequestError(
                 f"{field}.type: {choice.type!r} is not supported; name a function", param=f"{field}.type"
             )
-        return offered, _find(choice.function.name, offered, f"{field}.function.name").name
-    if choice not in (None, *CHOICES):
-        raise InvalidRequestError(
-            f"{field}: no such choice, {choice!r}; use {', '.join(CHOICES)}, or name a function", param=field
-        )
-    if choice == "required" and not offered:
-        raise InvalidRequestError(f"{field}: required, but there are no tools", param=field)
-    return offered, choice or "auto"
+        return offered, find_tool(choice.function.name, offered, f"{field}.function.name").name
+    return offered, check_choice(choice, offered)
 
 
 def _allowed(allowed: AllowedTools, offered: tuple[Tool, ...], field: str) -> tuple[tuple[Tool, ...], str]:
@@ -218,16 +174,9 @@ def _allowed(allowed: AllowedTools, offered: tuple[Tool, ...], field: str) -> tu
             raise InvalidRequestError(
                 f"{where}.type: {one.type!r} is not supported; name a function", param=f"{where}.type"
             )
-        tool = _find(one.function.name, offered, f"{where}.function.name")
+        tool = find_tool(one.function.name, offered, f"{where}.function.name")
         left[tool.name] = tool
     return tuple(left.values()), allowed.mode
-
-
-def _find(name: str, offered: Sequence[Tool], field: str) -> Tool:
-    for tool in offered:
-        if tool.name == name:
-            return tool
-    raise InvalidRequestError(f"{field}: there is no tool {name!r}", param=field)
 
 
 def _variables(body: ChatBody) -> dict[str, object]:
@@ -245,15 +194,6 @@ def _variables(body: ChatBody) -> dict[str, object]:
         check_depth(body.documents, "documents")
         return {**variables, "documents": body.documents}
     return dict(variables)
-
-
-def _effort(effort: str | None) -> str | None:
-    if effort not in (None, *EFFORTS):
-        raise InvalidRequestError(
-            f"reasoning_effort: no such effort, {effort!r}; use {', '.join(EFFORTS)}",
-            param="reasoning_effort",
-        )
-    return effort
 
 
 def _ending(body: ChatBody) -> tuple[bool, bool]:
