@@ -20,6 +20,17 @@ HEADING = Heading(id="chatcmpl-1", created=7, model="m", system_fingerprint="fp_
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "temperature": 0, "ignore_eos": True}
 
 COMPLETION = {"prompt": [1, 2], "stream": True, "ignore_eos": True}
+# Where, what, the events before any text, and what the first text stands behind.
+STREAMS = [
+    ("/v1/chat/completions", BODY, 1, b'"delta":{"content":"'),
+    ("/v1/completions", COMPLETION, 0, b'"text":"'),
+]
+COMMENT = b"e\r\n: keep-alive\n\n\r\n"
+END = b"\r\n0\r\n\r\n"
+
+
+def events_of(response: bytes) -> list[bytes]:
+    return unchunk(response.partition(b"\r\n\r\n")[2]).split(b"\n\n")
 
 
 def test_a_stream_byte_by_byte(live: Live) -> None:
@@ -69,31 +80,65 @@ def test_no_text_breaks_a_line() -> None:
     assert json.loads(encoded) == text
 
 
-def test_a_quiet_stream_is_kept_open_with_comments(gated: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_completion_byte_by_byte(live: Live) -> None:
+    with live.send("/v1/completions", COMPLETION | {"max_tokens": 6, "temperature": 0}) as connection:
+        response = read_until(connection, END)
+    name = re.search(rb"x-request-id: (\w+)", response)
+    assert name is not None
+    *texts, last, done, nothing = events_of(response)
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    head = (
+        rb'data: \{"id":"cmpl-%s","object":"text_completion","created":\d+,"model":"tiny",'
+        rb'"system_fingerprint":"fp_\w+","choices":\[' % name[1]
+    )
+    text = rb'\{"text":"[^\n]+","index":0,"logprobs":null,"finish_reason":null\}\]\}'
+    assert len(texts) > 2
+    assert all(re.fullmatch(head + text, event) for event in texts)
+    end = (
+        rb'\{"text":"[^\n]*","index":0,"logprobs":null,"finish_reason":"length"\}\],"timings":\{[^\n{}]+\}\}'
+    )
+    assert re.fullmatch(head + end, last)
+
+
+@pytest.mark.parametrize(("path", "body", "before", "mark"), STREAMS)
+def test_a_quiet_stream_is_kept_open_with_comments(
+    gated: Gated,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, object],
+    before: int,
+    mark: bytes,
+) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.02)
-    with gated.live.send("/v1/chat/completions", BODY | {"max_tokens": 2}) as connection:
-        before = read_until(connection, b": keep-alive\n\n\r\n")
-        assert b'"role":"assistant"' in before
-        assert b'"content":"' in before
-        assert b'"content":"."' not in before
-        read_until(connection, b": keep-alive\n\n\r\n")
+    with gated.live.send(path, body | {"max_tokens": 2}) as connection:
+        quiet = read_until(connection, COMMENT * 2)
         gated.gate.open()
-        rest = read_until(connection, b"\r\n0\r\n\r\n")
-    assert b"data: [DONE]\n\n" in rest
+        response = read_until(connection, END, quiet)
+    assert mark not in quiet
+    assert quiet.count(b"data: ") == before
+    *events, done, nothing = events_of(response)
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    assert {event for event in events if not event.startswith(b"data: {")} == {b": keep-alive"}
+    assert mark in b"".join(events)
 
 
-def test_an_error_in_a_stream_is_its_last_frame_but_one(gated: Gated) -> None:
-    with gated.live.send("/v1/completions", COMPLETION) as connection:
+@pytest.mark.parametrize(("path", "body", "before", "mark"), STREAMS)
+def test_an_error_in_a_stream_is_its_last_frame_but_one(
+    gated: Gated, path: str, body: dict[str, object], before: int, mark: bytes
+) -> None:
+    with gated.live.send(path, body) as connection:
         gated.gate.step(8)
-        data = read_until(connection, b'"text_completion"')
+        begun = read_until(connection, mark)
         gated.gate.error = ValueError("out of smoke")
         gated.gate.open()
-        data = read_until(connection, b"\r\n0\r\n\r\n", data)
-    events = unchunk(data.partition(b"\r\n\r\n")[2]).split(b"\n\n")
-    assert events[-2:] == [b"data: [DONE]", b""]
-    error = json.loads(events[-3].removeprefix(b"data: "))["error"]
-    assert error["type"] == "server_error"
-    assert "out of smoke" in error["message"]
+        response = read_until(connection, END, begun)
+    *said, failed, done, nothing = events_of(response)
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    assert len(said) > before
+    assert all(event.startswith(b'data: {"id":') for event in said)
+    assert b'"finish_reason":"' not in b"".join(said)
+    why = rb'"message":"[^"\n]*out of smoke[^"\n]*","type":"server_error","param":null,"code":null'
+    assert re.fullmatch(rb'data: \{"error":\{%s\}\}' % why, failed)
 
 
 def test_an_error_before_the_first_token_has_its_own_status(gated: Gated) -> None:
