@@ -152,13 +152,13 @@ class Metrics:
         )
         self.bank_dropped = Counter(
             "tierd_kv_bank_dropped",
-            "Parked conversations whose K/V was dropped: the bank was full, or its file could not be read.",
+            "Parked conversations whose K/V the bank dropped, for want of room or as a file was no good.",
             MODEL,
             registry=registry,
         )
         self.bank_dropped_positions = Counter(
             "tierd_kv_bank_dropped_positions",
-            "Positions of the parked conversations whose K/V was dropped.",
+            "Positions of the parked conversations whose K/V the bank dropped.",
             MODEL,
             registry=registry,
         )

@@ -21,6 +21,7 @@ import click
 
 from tierd import __version__
 from tierd.backends.host import HostBackend
+from tierd.cli.drops import note_drop
 from tierd.cli.token import read_token
 from tierd.engine import CatalogueEntry, Engine
 from tierd.engine.messages import Message
@@ -36,7 +37,7 @@ from tierd.http import (
     create_app,
 )
 from tierd.http.listeners import listen, listen_at, url
-from tierd.kv.bank import Bank, Banked
+from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
 from tierd.kv.sizing import bank_limit, mib
 from tierd.kv.spill import open_spill
@@ -62,7 +63,7 @@ def run(settings: Settings) -> None:
         gone = Gone()
         inbox: SimpleQueue[Message] = SimpleQueue()
         spill = open_spill(settings.state, inbox.put)
-        bank = Bank(bank_limit(settings.kv), on_drop=partial(_dropped, gone, metrics), spill=spill)
+        bank = Bank(bank_limit(settings.kv), on_drop=partial(note_drop, gone, metrics), spill=spill)
         if bank.count:
             log.info("state.dir: found %d conversations of before, %s", bank.count, mib(bank.spilled))
         tier = Tier(settings, HostSite(backend, bank=bank), backend.pool, bank=bank, gone=gone)
@@ -95,22 +96,6 @@ def run(settings: Settings) -> None:
                 backend.close()
             if spill is not None:
                 spill.close(STOP_S)
-
-
-def _dropped(gone: Gone, metrics: Metrics, entry: Banked) -> None:
-    """Count and log a parked conversation whose rows are lost, and remember it."""
-    gone.dropped(entry)
-    metrics.bank_dropped.labels(entry.model).inc()
-    metrics.bank_dropped_positions.labels(entry.model).inc(entry.valid)
-    if entry.damaged:  # the bank has said so
-        metrics.bank_damaged.labels(entry.model).inc()
-        return
-    log.info(
-        "model=%s dropped the K/V of a parked conversation, %d positions: the bank is full; see kv.bank_mb "
-        "and state.dir",
-        entry.model,
-        entry.valid,
-    )
 
 
 class AdminDoors:
