@@ -27,6 +27,7 @@ from tierd.settings import StateSettings
 log = logging.getLogger(__name__)
 
 _BANK = "bank"  # the folder in state.dir
+_LOCK = "lock"  # the file in it
 _MIB = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -143,14 +144,26 @@ def open_spill(settings: StateSettings, post: Callable[[SpillDone | SpillCleared
     return Spill(settings.dir / _BANK, post, settings.max_mb * _MIB or 1 << 62)
 
 
-def check_folder(folder: Path) -> None:
-    """Raise SettingsError where what lies at state.dir is not for this user alone. Makes nothing."""
+def check_folder(folder: Path) -> bool:
+    """Return whether another process has what lies at state.dir; makes nothing.
+
+    Raises SettingsError where it is not for this user alone, or cannot be locked.
+    """
+    lock = folder / _BANK / _LOCK
     for place, may_be_link in ((folder, True), (folder / _BANK, False)):
         try:
             if os.path.lexists(place):
                 _check_private(place, may_be_link=may_be_link)
         except OSError as error:
             raise _unusable(place, error) from error
+    try:
+        if os.path.lexists(lock):
+            os.close(_take(lock))
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise _unusable(lock, error) from error
+    return False
 
 
 def carry_out(job: SpillJob) -> SpillDone:
@@ -206,19 +219,29 @@ def _check_private(folder: Path, *, may_be_link: bool) -> None:
 
 def _claim_folder(folder: Path) -> int:
     """Make the folder private and lock it; return the lock's descriptor. Raises SettingsError."""
+    place = folder
     try:
         _make_private(folder, may_be_link=False)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            raise
+        place = folder / _LOCK
+        return _take(place, os.O_CREAT)
     except BlockingIOError:
         raise SettingsError(f"state.dir: another tierd uses {folder}; choose another one") from None
     except OSError as error:
-        raise _unusable(folder, error) from error
-    return lock
+        raise _unusable(place, error) from error
+
+
+def _take(lock: Path, making: int = 0) -> int:
+    """Take a lock; return its descriptor. making: O_CREAT to make its file.
+
+    Raises BlockingIOError where another process has it, and OSError where it cannot be used.
+    """
+    descriptor = os.open(lock, os.O_RDWR | making | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _unusable(folder: Path, error: OSError) -> SettingsError:

@@ -399,6 +399,34 @@ def test_a_state_that_is_not_of_one_user_is_no_better_for_the_doctor_than_for_th
     assert found.text == f"state.dir: others may use {folder}, mode 755; run: chmod 700 {folder}"
 
 
+def test_a_state_that_another_tierd_uses_is_told_and_left_to_it(tmp_path: Path) -> None:
+    settings = StateSettings(dir=tmp_path / "state")
+    spill = open_spill(settings, lambda done: None)
+    assert spill is not None
+    found = folders.state(settings)
+    assert found.verdict is NOTE
+    assert found.text == f"another tierd uses {tmp_path}/state: one that is started beside it ends at once"
+    with pytest.raises(SettingsError, match="another tierd uses "):
+        open_spill(settings, lambda done: None)
+    assert spill.close()
+    assert folders.state(settings).verdict is OK
+    spill = open_spill(settings, lambda done: None)
+    assert spill is not None
+    assert spill.close()
+
+
+def test_a_state_whose_lock_is_none_is_no_better_for_the_doctor_than_for_the_daemon(tmp_path: Path) -> None:
+    settings = StateSettings(dir=tmp_path / "state")
+    lock = tmp_path / "state" / "bank" / "lock"
+    for folder in (lock.parent.parent, lock.parent, lock):
+        folder.mkdir(0o700)
+    with pytest.raises(SettingsError) as refused:
+        open_spill(settings, lambda done: None)
+    found = folders.state(settings)
+    assert (found.verdict, found.error, found.text) == (PROBLEM, SettingsError, str(refused.value))
+    assert found.text == f"state.dir: cannot use {lock}: Is a directory"
+
+
 def test_folders_that_may_not(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = open_folder / "own"
     folder.mkdir(0o555)

@@ -36,9 +36,12 @@ def state(settings: StateSettings) -> Finding:
         remedy = f"sudo install -d -m 0700 -o {user()} {settings.dir}"
         return problem("state", f"state.dir cannot be used: {obstacle}", remedy, SettingsError)
     try:
-        check_folder(settings.dir)
+        in_use = check_folder(settings.dir)
     except SettingsError as error:
         return problem("state", str(error), "", SettingsError)
+    if in_use:
+        text = f"another tierd uses {settings.dir}: one that is started beside it ends at once"
+        return note("state", text, "end that one, or set state.dir to another folder")
     return Finding(subject="state", text=f"{settings.dir} may be written to")
 
 
