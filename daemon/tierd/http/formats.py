@@ -25,15 +25,26 @@ _FORMATS = ("text", "json_object", "json_schema")
 _GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
 
 
-def source(body: Generation) -> Source | None:
-    """Return what the answer must obey, None where it is free. Raises InvalidRequestError: more than one."""
-    found = list(_sources(body))
+def source(body: Generation, *first: Source) -> Source | None:
+    """Return what the answer must obey, None where it is free. Raises InvalidRequestError: more than one.
+
+    first: what fields of an API's own say.
+    """
+    found = [*first, *_sources(body)]
     if len(found) > 1:
-        first, second = found[0].field, found[1].field
+        one, other = found[0].field, found[1].field
         raise InvalidRequestError(
-            f"{second}: not together with {first}; an answer obeys one of them", param=second
+            f"{other}: not together with {one}; an answer obeys one of them", param=other
         )
     return found[0] if found else None
+
+
+def check_format(kind: str, field: str) -> None:
+    """Raise InvalidRequestError where OpenAI has no format of that name. field: what named it."""
+    if kind not in _FORMATS:
+        raise InvalidRequestError(
+            f"{field}: no such format, {kind!r}; use {', '.join(_FORMATS)}", param=field
+        )
 
 
 async def compile_source(encoder: Encoder, entry: CatalogueEntry, source: Source | None) -> Grammar | None:
@@ -63,10 +74,7 @@ def _sources(body: Generation) -> Iterator[Source]:
 def _response_format(wanted: ResponseFormat) -> Iterator[Source]:
     """Return what `response_format` asks for. Its schema may also stand where llama.cpp has it."""
     field = "response_format"
-    if wanted.type not in _FORMATS:
-        raise InvalidRequestError(
-            f"{field}.type: no such format, {wanted.type!r}; use {', '.join(_FORMATS)}", param=f"{field}.type"
-        )
+    check_format(wanted.type, f"{field}.type")
     if wanted.type == "text":
         return
     schema, path = wanted.schema, f"{field}.schema"

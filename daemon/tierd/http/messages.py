@@ -32,7 +32,7 @@ from tierd.http.shapes import json_response
 from tierd.http.sse import EventStream
 from tierd.http.translate import check_content
 from tierd.http.turn import Turn
-from tierd.http.turn_body import FEW
+from tierd.http.turn_fields import few_texts
 from tierd.http.turns import Turns
 
 _Body = TypeVar("_Body", bound=ConversationBody)
@@ -92,8 +92,7 @@ class MessageRoutes:
 
     async def _read(self, body: _Body, read: Callable[[_Body], Turn]) -> Turn:
         """Return what a body asks for; of one that may be long it is read in a thread."""
-        texts = len(body.messages) <= FEW and all(isinstance(one.content, str) for one in body.messages)
-        if texts and not body.tools:
+        if few_texts(body.messages) and not body.tools:
             return read(body)
         return await self._encoder.run_in_thread(lambda: read(body))
 

@@ -35,7 +35,7 @@ from tierd.http.messages_shapes import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from tierd.http.sse import frame, json_text, split
+from tierd.http.sse import json_text, named_frame, split
 
 _REASONS: Mapping[EndReason, StopReason] = {
     "stop": "end_turn",
@@ -46,7 +46,7 @@ _REASONS: Mapping[EndReason, StopReason] = {
 
 def event(data: Event) -> bytes:
     """Return one event."""
-    return b"event: " + data.type.encode() + b"\n" + frame(data)
+    return named_frame(data.type, data)
 
 
 PING = event(Ping())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tierd.errors import InvalidRequestError
 from tierd.http.messages_requests import Block, MessageGiven
-from tierd.http.turn_fields import check_depth
+from tierd.http.turn_fields import check_depth, needed
 
 # What a message may hold, by its role.
 _BLOCKS: Mapping[str, Sequence[str]] = {
@@ -83,13 +83,13 @@ def _add_block(drafts: list[_Draft], role: str, block: Block, where: str) -> Non
     _check(block, _BLOCKS[role], where)
     match block.type:
         case "text":
-            _growing(drafts, role).texts.append(_given(block.text, where, "text"))
+            _growing(drafts, role).texts.append(needed(block.text, f"{where}.text"))
         case "thinking":
-            _growing(drafts, role).thoughts.append(_given(block.thinking, where, "thinking"))
+            _growing(drafts, role).thoughts.append(needed(block.thinking, f"{where}.thinking"))
         case "tool_use":
             _growing(drafts, role).calls.append(_call(block, where))
         case "tool_result":
-            id = _given(block.tool_use_id, where, "tool_use_id")
+            id = needed(block.tool_use_id, f"{where}.tool_use_id")
             drafts.append(_Draft("tool", [_result(block, where)], answers=id))
 
 
@@ -110,14 +110,13 @@ def _check(block: Block, known: Sequence[str], where: str) -> None:
 
 def _call(block: Block, where: str) -> dict[str, object]:
     """Return a call. Its JSON has the spaces that models write, so that its tokens may be theirs."""
-    if block.input is None:
-        raise _missing(where, "input")
-    check_depth(block.input, f"{where}.input")
+    given = needed(block.input, f"{where}.input")
+    check_depth(given, f"{where}.input")
     function = {
-        "name": _given(block.name, where, "name"),
-        "arguments": json.dumps(block.input, ensure_ascii=False),
+        "name": needed(block.name, f"{where}.name"),
+        "arguments": json.dumps(given, ensure_ascii=False),
     }
-    return {"id": _given(block.id, where, "id"), "type": "function", "function": function}
+    return {"id": needed(block.id, f"{where}.id"), "type": "function", "function": function}
 
 
 def _result(block: Block, where: str) -> str:
@@ -129,16 +128,6 @@ def _result(block: Block, where: str) -> str:
         for i, part in enumerate(block.content):
             inside = f"{where}.content[{i}]"
             _check(part, ("text",), inside)
-            texts.append(_given(part.text, inside, "text"))
+            texts.append(needed(part.text, f"{inside}.text"))
         text = "\n".join(texts)
     return f"Error: {text}" if block.is_error else text
-
-
-def _given(value: str | None, where: str, name: str) -> str:
-    if value is None:
-        raise _missing(where, name)
-    return value
-
-
-def _missing(where: str, name: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{where}.{name} is missing", param=f"{where}.{name}")

@@ -20,7 +20,7 @@ from tierd.http.messages_requests import (
 )
 from tierd.http.requests import Generation
 from tierd.http.turn import Turn
-from tierd.http.turn_fields import check_depth, check_effort, find_tool, read_tools, tool_of
+from tierd.http.turn_fields import check_depth, check_effort, find_tool, needed, read_tools, tool_of
 from tierd.http.unsupported import SILENT, refuse_unsupported
 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -81,16 +81,13 @@ def _tool(given: ToolGiven, where: str) -> Tool:
             param=f"{where}.type",
         )
     refuse_unsupported(given, f"{where}.")
-    for field in ("name", "input_schema"):
-        if getattr(given, field) is None:
-            raise InvalidRequestError(f"{where}.{field} is missing", param=f"{where}.{field}")
-    assert given.name is not None
-    schema = dict(given.input_schema or {})
+    name = needed(given.name, f"{where}.name")
+    schema = dict(needed(given.input_schema, f"{where}.input_schema"))
     check_depth(schema, f"{where}.input_schema")
     if given.input_examples:
         check_depth(given.input_examples, f"{where}.input_examples")
         schema["examples"] = given.input_examples
-    return tool_of(given.name, given.description, schema, where)
+    return tool_of(name, given.description, schema, where)
 
 
 def _choice(given: ChoiceGiven | None, offered: Sequence[Tool]) -> str:
@@ -106,9 +103,8 @@ def _choice(given: ChoiceGiven | None, offered: Sequence[Tool]) -> str:
         raise InvalidRequestError("tool_choice: any, but there are no tools", param="tool_choice")
     if given.type != "tool":
         return "required" if given.type == "any" else given.type
-    if given.name is None:
-        raise InvalidRequestError("tool_choice.name is missing", param="tool_choice.name")
-    return find_tool(given.name, offered, "tool_choice.name").name
+    field = "tool_choice.name"
+    return find_tool(needed(given.name, field), offered, field).name
 
 
 def _thinking(given: ThinkingGiven | None, *, continues: bool) -> bool | None:
@@ -123,8 +119,7 @@ def _thinking(given: ThinkingGiven | None, *, continues: bool) -> bool | None:
         )
     if given.type != "enabled":
         return False if given.type == "disabled" else None
-    if given.budget_tokens is None:
-        raise InvalidRequestError("thinking.budget_tokens is missing", param="thinking.budget_tokens")
+    needed(given.budget_tokens, "thinking.budget_tokens")
     if continues:
         raise InvalidRequestError(
             "thinking: not together with a last message of the assistant's, which has begun to answer",

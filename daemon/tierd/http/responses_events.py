@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tierd.http import sse
 from tierd.http.responses_shapes import Logprob, OutputItem, OutputText, ReasoningText, ResponseObject
+from tierd.http.sse import named_frame
 
 Part = OutputText | ReasoningText
 
@@ -133,4 +133,4 @@ class Fault(Event, frozen=True, kw_only=True, tag="error"):
 
 def frame(event: Event) -> bytes:
     """Return an event as it is sent."""
-    return b"event: %s\n%s" % (str(event.__struct_config__.tag).encode(), sse.frame(event))
+    return named_frame(str(event.__struct_config__.tag), event)

@@ -23,6 +23,7 @@ from tierd.http.responses_shapes import (
     ReasoningText,
 )
 from tierd.http.responses_store import Kept
+from tierd.http.turn_fields import needed
 from tierd.http.unsupported import refuse_unsupported
 
 TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
@@ -61,7 +62,7 @@ def recall(kept: Kept) -> list[Item]:
 
 
 def _referred(given: ItemGiven, where: str, refer: Refer) -> Item:
-    id = _needed(given.id, where)
+    id = needed(given.id, where)
     item = refer(id)
     if item is None:
         raise InvalidRequestError(
@@ -81,15 +82,15 @@ def _item(given: ItemGiven, where: str, name: Names) -> Item:
             return FunctionCall(
                 id=given.id or name("fc"),
                 status=status,
-                arguments=_needed(given.arguments, f"{where}.arguments"),
-                call_id=_needed(given.call_id, f"{where}.call_id"),
-                name=_needed(given.name, f"{where}.name"),
+                arguments=needed(given.arguments, f"{where}.arguments"),
+                call_id=needed(given.call_id, f"{where}.call_id"),
+                name=needed(given.name, f"{where}.name"),
             )
         case "function_call_output":
             return FunctionCallOutput(
                 id=given.id or name("fco"),
                 status=status,
-                call_id=_needed(given.call_id, f"{where}.call_id"),
+                call_id=needed(given.call_id, f"{where}.call_id"),
                 output="\n".join(_texts(given.output, f"{where}.output")),
             )
         case "reasoning":
@@ -197,17 +198,16 @@ class _Conversation:
 def _message(given: ItemGiven, where: str, status: ItemStatus, name: Names) -> InputMessage | OutputMessage:
     texts = _texts(given.content, f"{where}.content")
     id = given.id or name("msg")
-    match given.role:
+    role = needed(given.role, f"{where}.role")
+    match role:
         case "assistant":
             return OutputMessage(id=id, status=status, content=[OutputText(text=text) for text in texts])
         case "user" | "system" | "developer":
             return InputMessage(
-                id=id, status=status, content=[InputText(text=text) for text in texts], role=given.role
+                id=id, status=status, content=[InputText(text=text) for text in texts], role=role
             )
-        case None:
-            raise InvalidRequestError(f"{where}.role is missing", param=f"{where}.role")
     raise InvalidRequestError(
-        f"{where}.role: no such role, {given.role!r}; use {', '.join(ROLES)}", param=f"{where}.role"
+        f"{where}.role: no such role, {role!r}; use {', '.join(ROLES)}", param=f"{where}.role"
     )
 
 
@@ -223,11 +223,5 @@ def _texts(given: str | Iterable[PartGiven] | None, where: str) -> list[str]:
                 f"{where}[{i}].type: {part.type!r} is not supported; send texts", param=f"{where}[{i}].type"
             )
         key: Literal["refusal", "text"] = "refusal" if part.type == "refusal" else "text"
-        texts.append(_needed(getattr(part, key), f"{where}[{i}].{key}"))
+        texts.append(needed(getattr(part, key), f"{where}[{i}].{key}"))
     return texts
-
-
-def _needed(value: str | None, where: str) -> str:
-    if value is None:
-        raise InvalidRequestError(f"{where} is missing", param=where)
-    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -10,16 +10,23 @@ from tierd.chat.grammar import Source
 from tierd.chat.tools import Tool
 from tierd.engine import CatalogueEntry
 from tierd.errors import InvalidRequestError
-from tierd.http.formats import source
+from tierd.http.formats import check_format, source
 from tierd.http.responses_input import messages
 from tierd.http.responses_requests import ChoiceGiven, FunctionOffered, ResponsesBody, TextFormat
 from tierd.http.responses_shapes import Item, ReasoningEffect, ResponseObject, TextEffect
 from tierd.http.turn import Turn
-from tierd.http.turn_fields import check_choice, check_depth, check_effort, find_tool, read_tools, tool_of
+from tierd.http.turn_fields import (
+    check_choice,
+    check_depth,
+    check_effort,
+    find_tool,
+    needed,
+    read_tools,
+    tool_of,
+)
 from tierd.http.unsupported import refuse_unsupported
 
 LOGPROBS = "message.output_text.logprobs"
-_FORMATS = ("text", "json_object", "json_schema")
 
 
 def check(body: ResponsesBody) -> None:
@@ -54,7 +61,7 @@ def read_turn(body: ResponsesBody, before: Sequence[Item], given: Sequence[Item]
         tools=callable,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        format=_format(body),
+        format=source(body, *_formats(None if body.text is None else body.text.format)),
         effort=check_effort(None if body.reasoning is None else body.reasoning.effort, "reasoning.effort"),
         top_logprobs=(body.top_logprobs or 0) if LOGPROBS in (body.include or ()) else None,
     )
@@ -93,9 +100,7 @@ def _tool(given: FunctionOffered, where: str) -> Tool:
         raise InvalidRequestError(
             f"{where}.type: {given.type!r} is not supported; send functions", param=f"{where}.type"
         )
-    if given.name is None:
-        raise InvalidRequestError(f"{where}.name is missing", param=f"{where}.name")
-    return tool_of(given.name, given.description, given.parameters, where)
+    return tool_of(needed(given.name, f"{where}.name"), given.description, given.parameters, where)
 
 
 def _choice(choice: str | ChoiceGiven | None, offered: Sequence[Tool]) -> tuple[tuple[Tool, ...], str]:
@@ -117,25 +122,16 @@ def _choice(choice: str | ChoiceGiven | None, offered: Sequence[Tool]) -> tuple[
     return every, check_choice(choice, every)
 
 
-def _format(body: ResponsesBody) -> Source | None:
-    """Return what the answer must obey: `text.format`, or one of the fields that all routes take."""
-    field, elsewhere = "text.format", source(body)
-    wanted = None if body.text is None else body.text.format
+def _formats(wanted: TextFormat | None) -> Iterator[Source]:
+    """Return what `text.format` says that the answer must obey."""
+    field = "text.format"
     if wanted is None or wanted.type == "text":
-        return elsewhere
-    if wanted.type not in _FORMATS:
-        raise InvalidRequestError(
-            f"{field}.type: no such format, {wanted.type!r}; use {', '.join(_FORMATS)}", param=f"{field}.type"
-        )
-    if elsewhere is not None:
-        raise InvalidRequestError(
-            f"{elsewhere.field}: not together with {field}; an answer obeys one of them",
-            param=elsewhere.field,
-        )
+        return
+    check_format(wanted.type, f"{field}.type")
     if wanted.type == "json_object":
-        return Source("json_object", "", field)
+        yield Source("json_object", "", field)
+        return
     field += ".schema"
-    if wanted.schema is None:
-        raise InvalidRequestError(f"{field} is missing", param=field)
-    check_depth(wanted.schema, field)
-    return Source("json_schema", msgspec.json.encode(wanted.schema).decode(), field)
+    schema = needed(wanted.schema, field)
+    check_depth(schema, field)
+    yield Source("json_schema", msgspec.json.encode(schema).decode(), field)

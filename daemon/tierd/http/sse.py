@@ -44,6 +44,11 @@ def frame(data: msgspec.Struct) -> bytes:
     return b"data: " + _one_line(_encode(data)) + b"\n\n"
 
 
+def named_frame(name: str, data: msgspec.Struct) -> bytes:
+    """Return one event that has its name in a line before its data."""
+    return b"event: %s\n%s" % (name.encode(), frame(data))
+
+
 def json_text(text: str) -> bytes:
     """Return text as a JSON string that no client takes for several lines."""
     encoded = _encode(text)

@@ -11,11 +11,17 @@ from tierd.http.encoder import Encoder
 from tierd.http.formats import source
 from tierd.http.requests import AllowedTools, CallGiven, ChatBody, Message, ToolChoice, ToolGiven
 from tierd.http.turn import Turn
-from tierd.http.turn_fields import check_choice, check_depth, check_effort, find_tool, read_tools, tool_of
+from tierd.http.turn_fields import (
+    check_choice,
+    check_depth,
+    check_effort,
+    few_texts,
+    find_tool,
+    needed,
+    read_tools,
+    tool_of,
+)
 from tierd.http.unsupported import refuse_unsupported
-
-# Messages that the loop may look through by itself.
-FEW = 32
 
 # OpenAI treats a developer's message as a system message where a model knows only the latter.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -26,8 +32,7 @@ _OTHERS = ("messages", "tools", "documents", "add_generation_prompt", "bos_token
 async def take_turn(encoder: Encoder, body: ChatBody) -> Turn:
     """Return what a body asks for, as `read_turn` does; of one that may be long in a thread."""
     extras = body.tools or body.documents or body.chat_template_kwargs
-    texts = len(body.messages) <= FEW and all(isinstance(one.content, str) for one in body.messages)
-    if texts and not extras:
+    if few_texts(body.messages) and not extras:
         return read_turn(body)
     return await encoder.run_in_thread(lambda: read_turn(body))
 
@@ -125,9 +130,7 @@ def _content(message: Message, where: str) -> str:
             raise InvalidRequestError(
                 f"{where}[{i}].type: {part.type!r} is not supported; send text", param=f"{where}[{i}].type"
             )
-        if part.text is None:
-            raise InvalidRequestError(f"{where}[{i}].text is missing", param=f"{where}[{i}].text")
-        texts.append(part.text)
+        texts.append(needed(part.text, f"{where}[{i}].text"))
     return "\n".join(texts)
 
 
@@ -137,9 +140,8 @@ def _tool(given: ToolGiven, where: str) -> Tool:
             f"{where}.type: {given.type!r} is not supported; send functions", param=f"{where}.type"
         )
     where += ".function"
-    if given.function is None:
-        raise InvalidRequestError(f"{where} is missing", param=where)
-    return tool_of(given.function.name, given.function.description, given.function.parameters, where)
+    function = needed(given.function, where)
+    return tool_of(function.name, function.description, function.parameters, where)
 
 
 def choose(choice: str | ToolChoice | None, offered: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], str]:

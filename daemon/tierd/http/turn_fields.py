@@ -1,4 +1,4 @@
-"""What every API says of a turn in its own words: tools, the choice among them, effort. Checked here.
+"""What every API says of a turn in its own words: messages, tools, the choice among them, effort.
 
 Every error is an InvalidRequestError that names the field at fault, whose path the caller gives.
 """
@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tierd.chat.tools import MAX_DEPTH, Tool, is_shallow
 from tierd.errors import InvalidRequestError
 
 Given = TypeVar("Given")
+Value = TypeVar("Value")
 
 MAX_TOOLS = 128
+# Messages that the loop may look through by itself.
+FEW = 32
 CHOICES = ("auto", "none", "required")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+class HasContent(Protocol):
+    """A message, of whatever API."""
+
+    @property
+    def content(self) -> object:
+        """Its text, or what it is made of."""
 
 
 def read_tools(
@@ -80,6 +91,18 @@ def check_effort(effort: str | None, field: str, known: Sequence[str] = EFFORTS)
     if effort not in (None, *known):
         raise InvalidRequestError(f"{field}: no such effort, {effort!r}; use {', '.join(known)}", param=field)
     return effort
+
+
+def needed(value: Value | None, field: str) -> Value:
+    """Return what has to be there."""
+    if value is None:
+        raise InvalidRequestError(f"{field} is missing", param=field)
+    return value
+
+
+def few_texts(messages: Sequence[HasContent]) -> bool:
+    """Whether the loop may look through messages by itself."""
+    return len(messages) <= FEW and all(isinstance(one.content, str) for one in messages)
 
 
 def check_depth(value: object, field: str) -> None:
