@@ -312,6 +312,17 @@ def test_what_obeys_a_grammar_is_not_guarded(models: dict[str, Model]) -> None:
         assert read(parser, '{"a": "<think>"}') == [Said('{"a": "<think>"}')]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_forced_call_that_is_cut_off_leaves_no_text(models: dict[str, Model], name: str) -> None:
+    model = models[name]
+    source = model.format.grammar([BOUNDED], "required", parallel=True)
+    assert source is not None
+    text = walk(model, source, random.Random(name))
+    for end in range(len(text)):
+        parser = model.format.parser(thinking=False, tools=[BOUNDED], constrained=True, forced=True)
+        assert not any(isinstance(piece, Said | Thought) for piece in read(parser, [text[:end]]))
+
+
 def walk(model: Model, source: Source, dice: random.Random) -> str:
     """Return a text of a grammar, each token drawn from those that may come."""
     tokenizer = model.tokenizer

@@ -124,6 +124,7 @@ class ReplyFormat:
         tools: Sequence[Tool] = (),
         parallel: bool = True,
         constrained: bool = False,
+        forced: bool = False,
     ) -> ReplyParser:
         """Return the parser of one answer.
 
@@ -133,7 +134,7 @@ class ReplyFormat:
 
         thinking: whether the model was asked to think; None: it was left to its template. opening: what the
         answer has begun with in the prompt. tools: that it may call. parallel: more than one at a time.
-        constrained: the answer obeys a grammar, in which marks are text.
+        constrained: the answer obeys a grammar, in which marks are text. forced: one that allows calls alone.
         """
         marks = self.marks or USUAL
         stage = marks.stage(opening)
@@ -144,7 +145,12 @@ class ReplyFormat:
         guarded = not (thinking or constrained)
         if marks is HARMONY:
             return HarmonyParser(
-                tools=names, parallel=several, guarded=guarded, stage=stage, identify=self._identify
+                tools=names,
+                parallel=several,
+                guarded=guarded,
+                stage=stage,
+                identify=self._identify,
+                forced=forced,
             )
         return TaggedParser(
             marks=marks,
@@ -154,6 +160,7 @@ class ReplyFormat:
             guarded=guarded,
             stage=stage,
             identify=self._identify,
+            forced=forced,
         )
 
     def _identify(self) -> str:

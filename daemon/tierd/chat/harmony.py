@@ -39,6 +39,7 @@ class HarmonyParser(Scanner):
         guarded: bool,
         stage: Stage,
         identify: Callable[[], str],
+        forced: bool = False,
     ) -> None:
         """As of TaggedParser."""
         super().__init__(self._heading if stage in ("opening", "behind") else self._body)
@@ -46,6 +47,7 @@ class HarmonyParser(Scanner):
         self._parallel = parallel
         self._guarded = guarded
         self._identify = identify
+        self._forced = forced
         self._kind: Literal["thought", "text", "call"] = "thought" if stage == "thought" else "text"
         self._answered = stage == "content"  # text or calls have come
         self.thinking = stage == "thought"
@@ -126,4 +128,5 @@ class HarmonyParser(Scanner):
                 pieces.append(Arguments(self._count, text))
             case "text":
                 self._answered = True
-                pieces.append(Said(text, at=at))
+                if not self._forced:
+                    pieces.append(Said(text, at=at))

@@ -29,8 +29,12 @@ class TaggedParser(Scanner):
         guarded: bool,
         stage: Stage,
         identify: Callable[[], str],
+        forced: bool = False,
     ) -> None:
-        """`tools`: names. parallel: the first call does not end the answer. identify: makes a call's id."""
+        """`tools`: names. parallel: the first call does not end the answer. identify: makes a call's id.
+
+        forced: a grammar allows calls alone: what is no call is the beginning of one that was cut off.
+        """
         states = {
             "opening": self._opening,
             "thought": self._untitled,
@@ -44,6 +48,7 @@ class TaggedParser(Scanner):
         self._tools = tools
         self._parallel = parallel
         self._identify = identify
+        self._forced = forced
         around = (marks.start, marks.end)
         self._leading = Marks(around)
         self._begins = calls.begin if tools else ()
@@ -150,7 +155,7 @@ class TaggedParser(Scanner):
     def _say(self, pieces: list[Piece], count: int) -> None:
         at = self._at
         text = self._skip(count)
-        if text:
+        if text and not self._forced:
             pieces.append(Said(text, at=at))
 
     def _called(self, pieces: list[Piece]) -> bool:

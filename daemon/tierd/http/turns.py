@@ -116,4 +116,5 @@ def _parser(turn: Turn, prompt: TurnPrompt, *, constrained: bool) -> ReplyParser
         tools=turn.callable,
         parallel=turn.parallel_tool_calls,
         constrained=constrained,
+        forced=bool(turn.callable) and turn.tool_choice != "auto",
     )
