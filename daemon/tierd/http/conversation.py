@@ -120,10 +120,12 @@ class Reply:
         if isinstance(event, TextEvent):
             return [] if self._parser.ended else self._noted(self._push(event))
         self._told = True
-        over = self._parser.ended
-        pieces = [] if over else self._noted(self._scoring.rest(self._parser.finish()))
         usage = replace(event.usage, reasoning_tokens=self._reasoning)
-        return [*pieces, Ended(self._reason(event), usage, None if over else event.stop)]
+        if self._parser.ended:
+            # What the engine had sampled more until it heard of it depends on the moment.
+            return [Ended(self._reason(event), replace(usage, completion_tokens=self._generated))]
+        pieces = self._noted(self._scoring.rest(self._parser.finish()))
+        return [*pieces, Ended(self._reason(event), usage, event.stop)]
 
     def _push(self, event: TextEvent) -> list[Piece]:
         before = self._parser.thinking
@@ -131,7 +133,7 @@ class Reply:
         thinks = before or self._parser.thinking
         if thinks:
             self._reasoning += event.generated - self._generated
-        if thinks or pieces:  # else it is open yet what the latest tokens are
+        if thinks or pieces or self._parser.ended:  # else it is open yet what the latest tokens are
             self._generated = event.generated
         return self._scoring.score(pieces, event.logprobs)
 
