@@ -242,13 +242,12 @@ def test_streams_of_a_model_that_must_be_there_end_with_the_reason_where_it_cann
         assert box.harness.engine.snapshot.models["wide"].passes == {}
 
 
-@pytest.mark.parametrize("require", ["none", "rails"])
 def test_a_device_that_hangs_at_the_end_costs_no_conversation(
-    require: str, tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parting, "GRACE_S", 0.2)
     state = tmp_path / "bank"
-    with serving(tmp_path, require, state) as box:
+    with serving(tmp_path, state=state) as box:
         box.wide(there=True)
         box.check(box.ask("wide", 12))
         faults.set("hang")
