@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from datetime import date
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from chat import templates
 from live import Live, serve, wait_until
 from live_script import ScriptedBackend
+from schemas import record
 from tierd.settings import ModelSettings
 from tiny import write_llama
 
@@ -201,6 +203,17 @@ def test_a_call_can_be_forced(speaking: Speaking, model: str) -> None:
     assert name == "look"
     assert arguments["at"] in ("me", "you")
     assert isinstance(arguments.get("long", False), bool)
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_a_forced_call_obeys_its_schema_strict_or_not(speaking: Speaking, strict: bool | None) -> None:
+    schema = record(day={"type": "string", "format": "date"}, count={"type": "integer", "enum": [3, 4]})
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+    fields = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    ((name, arguments),) = speaking.calls("No.", **fields)
+    assert name == "f"
+    assert date.fromisoformat(arguments["day"])
+    assert arguments["count"] in (3, 4)
 
 
 def test_some_of_the_tools_can_be_allowed(speaking: Speaking) -> None:

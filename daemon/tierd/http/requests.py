@@ -172,7 +172,10 @@ class Message(msgspec.Struct):
 
 
 class FunctionGiven(msgspec.Struct):
-    """A function that may be called. parameters: the JSON schema of its arguments."""
+    """A function that may be called. parameters: the JSON schema of its arguments.
+
+    A call that is asked for obeys it, whatever `strict` says; one that the model chooses is as it wrote it.
+    """
 
     name: str
     description: str | None = None

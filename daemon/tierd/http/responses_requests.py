@@ -57,7 +57,7 @@ class ItemGiven(msgspec.Struct, kw_only=True):
 
 
 class FunctionOffered(msgspec.Struct):
-    """A tool. parameters: the JSON schema of its arguments."""
+    """A tool. parameters: the JSON schema of its arguments; see requests.FunctionGiven for `strict`."""
 
     type: str
     name: str | None = None
