@@ -25,7 +25,7 @@ from tierd.http.unsupported import refuse_unsupported
 
 # OpenAI treats a developer's message as a system message where a model knows only the latter.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-# Variables of templates that have fields of their own.
+# Variables of templates that have fields of their own, or come from the model.
 _OTHERS = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 
 
@@ -188,7 +188,10 @@ def _variables(body: ChatBody) -> dict[str, object]:
     check_depth(variables, field)
     for name in _OTHERS:
         if name in variables:
-            raise InvalidRequestError(f"{field}.{name}: not here", param=f"{field}.{name}")
+            raise InvalidRequestError(
+                f"{field}.{name}: the request's own field or the model says what it is; leave it out here",
+                param=f"{field}.{name}",
+            )
     for name in ("enable_thinking", "thinking"):
         if not isinstance(variables.get(name, False), bool):
             raise InvalidRequestError(f"{field}.{name}: must be true or false", param=f"{field}.{name}")
