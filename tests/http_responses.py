@@ -5,8 +5,8 @@ from __future__ import annotations
 from engine.null_slot import ByteTokenizer
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import Usage
-from tierd.http.responses_requests import TextFormat
-from tierd.http.responses_shapes import ReasoningEffect, ResponseObject, TextEffect
+from tierd.http.responses.requests import TextFormat
+from tierd.http.responses.shapes import ReasoningEffect, ResponseObject, TextEffect
 
 TOKENIZER: Tokenizer = ByteTokenizer()  # type: ignore[assignment]
 HEAD = ResponseObject(

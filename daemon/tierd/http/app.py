@@ -20,14 +20,14 @@ from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.health import HealthRoutes
 from tierd.http.keys import Keys
 from tierd.http.mailboxes import Mailboxes
-from tierd.http.messages import MessageRoutes
-from tierd.http.messages_errors import MessagesDialect
+from tierd.http.messages.errors import MessagesDialect
+from tierd.http.messages.routes import MessageRoutes
 from tierd.http.models import ModelRoutes
 from tierd.http.openapi import openapi_route
 from tierd.http.quotas import QuotaGate, Quotas
-from tierd.http.responses import ResponsesRoutes
-from tierd.http.responses_shelf import ResponsesShelf
-from tierd.http.responses_store import ResponsesStore
+from tierd.http.responses.routes import ResponsesRoutes
+from tierd.http.responses.shelf import ResponsesShelf
+from tierd.http.responses.store import ResponsesStore
 from tierd.http.roster import Roster
 from tierd.http.text import TextRoutes
 from tierd.http.turns import Turns

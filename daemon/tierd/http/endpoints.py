@@ -21,16 +21,16 @@ from tierd.errors import (
     TierdError,
     UnavailableError,
 )
-from tierd.http import responses_events as events
 from tierd.http.embedding_shapes import EmbeddingBody, VectorList
 from tierd.http.errors import BodyTooLargeError, ErrorBody, HeadTooLargeError, LateRequestError
-from tierd.http.messages_requests import ConversationBody, MessagesBody
-from tierd.http.messages_shapes import ErrorEvent, Event, Message, TokenCount
+from tierd.http.messages.requests import ConversationBody, MessagesBody
+from tierd.http.messages.shapes import ErrorEvent, Event, Message, TokenCount
 from tierd.http.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from tierd.http.responses import MOST_EVENTS
-from tierd.http.responses_pages import MOST, USUAL
-from tierd.http.responses_requests import ResponsesBody
-from tierd.http.responses_shapes import Deleted, ItemList, ResponseObject
+from tierd.http.responses import events
+from tierd.http.responses.pages import MOST, USUAL
+from tierd.http.responses.requests import ResponsesBody
+from tierd.http.responses.routes import MOST_EVENTS
+from tierd.http.responses.shapes import Deleted, ItemList, ResponseObject
 from tierd.http.shapes import (
     ChatChunk,
     ChatCompletion,

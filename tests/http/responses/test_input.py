@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from tierd.errors import InvalidRequestError
-from tierd.http.responses_draft import names, response_of
-from tierd.http.responses_input import messages, read_input, recall
-from tierd.http.responses_requests import ItemGiven
-from tierd.http.responses_shapes import OutputMessage, OutputText
-from tierd.http.responses_store import Kept
+from tierd.http.responses.draft import names, response_of
+from tierd.http.responses.input import messages, read_input, recall
+from tierd.http.responses.requests import ItemGiven
+from tierd.http.responses.shapes import OutputMessage, OutputText
+from tierd.http.responses.store import Kept
 
 OLD = OutputMessage(id="msg_old", content=[OutputText(text="old")])
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}

@@ -9,8 +9,8 @@ from tierd.chat.grammar import Source
 from tierd.chat.tools import Tool
 from tierd.errors import InvalidRequestError
 from tierd.http import translate
-from tierd.http.messages_input import messages
-from tierd.http.messages_requests import (
+from tierd.http.messages.input import messages
+from tierd.http.messages.requests import (
     ChoiceGiven,
     ConversationBody,
     MessagesBody,

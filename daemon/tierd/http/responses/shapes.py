@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tierd import core
-from tierd.http.responses_requests import ChoiceGiven, FunctionOffered, ItemStatus, TextFormat
+from tierd.http.responses.requests import ChoiceGiven, FunctionOffered, ItemStatus, TextFormat
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
 from tierd.core import Usage
 from tierd.http.conversation import Ended
-from tierd.http.messages_content import content, read_input
-from tierd.http.messages_events import PING, MessageFrames
+from tierd.http.messages.content import content, read_input
+from tierd.http.messages.events import PING, MessageFrames
 
 STEADY = settings(deadline=None, derandomize=True, database=None)
 USAGE = Usage(7, 5, 4, 2)

@@ -11,8 +11,8 @@ import pytest
 from tierd.chat.grammar import Source
 from tierd.errors import InvalidRequestError
 from tierd.http.body import decode
-from tierd.http.messages_requests import ConversationBody, MessagesBody
-from tierd.http.messages_turn import read_conversation, read_turn
+from tierd.http.messages.requests import ConversationBody, MessagesBody
+from tierd.http.messages.turn import read_conversation, read_turn
 from tierd.http.turn import Turn
 
 DECODER = msgspec.json.Decoder(MessagesBody)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tierd.errors import InvalidRequestError
-from tierd.http.messages_requests import Block, MessageGiven
+from tierd.http.messages.requests import Block, MessageGiven
 from tierd.http.turn_fields import check_depth, needed
 
 # What a message may hold, by its role.

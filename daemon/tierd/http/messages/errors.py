@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import msgspec
 
 from tierd.http import errors
-from tierd.http.messages_events import event
-from tierd.http.messages_shapes import ErrorDetail, ErrorEvent
+from tierd.http.messages.events import event
+from tierd.http.messages.shapes import ErrorDetail, ErrorEvent
 
 # Anthropic's own servers answer 529 where they are overloaded. Here it is 503 as on all routes, which proxies
 # and balancers know too, with the word by which Anthropic's clients go; they try again after either.

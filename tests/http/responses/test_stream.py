@@ -15,7 +15,7 @@ from http_streams import read_until, unchunk
 from live import Gated, Live, serve, wait_until
 from live_script import ScriptedBackend
 from tierd.http import sse
-from tierd.http.responses_draft import Draft
+from tierd.http.responses.draft import Draft
 from tierd.settings import ModelSettings, QueueSettings
 from tiny import write_llama
 

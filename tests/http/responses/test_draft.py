@@ -17,8 +17,8 @@ from tierd.core import TokenLogprobs
 from tierd.http.conversation import Ended
 from tierd.http.errors import ErrorDetail
 from tierd.http.logprobs import ChatScribe
-from tierd.http.responses_draft import Draft, names
-from tierd.http.responses_events import Event, frame
+from tierd.http.responses.draft import Draft, names
+from tierd.http.responses.events import Event, frame
 
 FAULT = ErrorDetail("it burns", "server_error", None, "device_unavailable")
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from tierd.http.responses_log import EventLog, LogReader
+from tierd.http.responses.log import EventLog, LogReader
 
 FRAMES = [b"0", b"1", b"2"]
 

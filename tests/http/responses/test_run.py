@@ -18,10 +18,10 @@ from tierd.chat.reply import Said
 from tierd.errors import ExecutorError, QueueFullError, UnavailableError
 from tierd.http.conversation import Ended
 from tierd.http.logprobs import ChatScribe
-from tierd.http.responses_draft import Draft, names
-from tierd.http.responses_run import Line, Run, RunFrames
-from tierd.http.responses_shelf import ResponsesShelf
-from tierd.http.responses_store import Kept, ResponsesStore
+from tierd.http.responses.draft import Draft, names
+from tierd.http.responses.run import Line, Run, RunFrames
+from tierd.http.responses.shelf import ResponsesShelf
+from tierd.http.responses.store import Kept, ResponsesStore
 
 ALL = [[(0, Said("a"))], [(0, Said("b")), (0, Ended("stop", USAGE))]]
 

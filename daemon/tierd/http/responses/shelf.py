@@ -8,8 +8,8 @@ import logging
 import msgspec
 
 from tierd.errors import RequestError, TierdError
-from tierd.http.responses_run import Run
-from tierd.http.responses_store import Kept, ResponsesStore
+from tierd.http.responses.run import Run
+from tierd.http.responses.store import Kept, ResponsesStore
 
 logger = logging.getLogger("tierd.http")
 

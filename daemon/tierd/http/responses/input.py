@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 
 from tierd.errors import InvalidRequestError
-from tierd.http.responses_draft import Names, names
-from tierd.http.responses_requests import ItemGiven, ItemStatus, PartGiven
-from tierd.http.responses_shapes import (
+from tierd.http.responses.draft import Names, names
+from tierd.http.responses.requests import ItemGiven, ItemStatus, PartGiven
+from tierd.http.responses.shapes import (
     FunctionCall,
     FunctionCallOutput,
     InputMessage,
@@ -22,7 +22,7 @@ from tierd.http.responses_shapes import (
     Reasoning,
     ReasoningText,
 )
-from tierd.http.responses_store import Kept
+from tierd.http.responses.store import Kept
 from tierd.http.turn_fields import needed
 from tierd.http.unsupported import refuse_unsupported
 

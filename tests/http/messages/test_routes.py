@@ -18,8 +18,8 @@ from live import LONG_WAIT_S, Gated, Live, serve, wait_until
 from live_script import ScriptedBackend
 from tierd.http import sse
 from tierd.http.errors import ErrorDetail
-from tierd.http.messages_errors import MessagesDialect
-from tierd.http.messages_requests import MessagesBody
+from tierd.http.messages.errors import MessagesDialect
+from tierd.http.messages.requests import MessagesBody
 from tierd.settings import ModelSettings
 from tiny import write_llama
 

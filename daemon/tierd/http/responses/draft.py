@@ -14,7 +14,7 @@ from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
 from tierd.http.conversation import Ended
 from tierd.http.errors import ErrorDetail
 from tierd.http.logprobs import ChatScribe
-from tierd.http.responses_events import (
+from tierd.http.responses.events import (
     Completed,
     Created,
     Event,
@@ -23,9 +23,9 @@ from tierd.http.responses_events import (
     Incomplete,
     InProgress,
 )
-from tierd.http.responses_items import Growing, GrowingCall, GrowingMessage, GrowingReasoning
-from tierd.http.responses_requests import ItemStatus
-from tierd.http.responses_shapes import (
+from tierd.http.responses.items import Growing, GrowingCall, GrowingMessage, GrowingReasoning
+from tierd.http.responses.requests import ItemStatus
+from tierd.http.responses.shapes import (
     IncompleteDetails,
     ResponseError,
     ResponseObject,

@@ -11,9 +11,9 @@ from tierd.chat.tools import Tool
 from tierd.engine import CatalogueEntry
 from tierd.errors import InvalidRequestError
 from tierd.http.formats import check_format, source
-from tierd.http.responses_input import messages
-from tierd.http.responses_requests import ChoiceGiven, FunctionOffered, ResponsesBody, TextFormat
-from tierd.http.responses_shapes import Item, ReasoningEffect, ResponseObject, TextEffect
+from tierd.http.responses.input import messages
+from tierd.http.responses.requests import ChoiceGiven, FunctionOffered, ResponsesBody, TextFormat
+from tierd.http.responses.shapes import Item, ReasoningEffect, ResponseObject, TextEffect
 from tierd.http.turn import Turn
 from tierd.http.turn_fields import (
     check_choice,

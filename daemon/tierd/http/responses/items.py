@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
 from tierd.http.logprobs import ChatScribe
-from tierd.http.responses_events import (
+from tierd.http.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
     Event,
@@ -25,8 +25,8 @@ from tierd.http.responses_events import (
     TextDelta,
     TextDone,
 )
-from tierd.http.responses_requests import ItemStatus
-from tierd.http.responses_shapes import (
+from tierd.http.responses.requests import ItemStatus
+from tierd.http.responses.shapes import (
     FunctionCall,
     Logprob,
     OutputItem,

@@ -21,11 +21,11 @@ from tierd.errors import InvalidRequestError
 from tierd.http.body import read_body
 from tierd.http.conversation import Conversation, Ended
 from tierd.http.encoder import Encoder
-from tierd.http.messages_content import content
-from tierd.http.messages_events import PING, MessageFrames, ending
-from tierd.http.messages_requests import ConversationBody, MessagesBody
-from tierd.http.messages_shapes import Counts, Message, TokenCount
-from tierd.http.messages_turn import read_conversation, read_turn
+from tierd.http.messages.content import content
+from tierd.http.messages.events import PING, MessageFrames, ending
+from tierd.http.messages.requests import ConversationBody, MessagesBody
+from tierd.http.messages.shapes import Counts, Message, TokenCount
+from tierd.http.messages.turn import read_conversation, read_turn
 from tierd.http.prompts import turn_text
 from tierd.http.roster import Roster
 from tierd.http.shapes import json_response

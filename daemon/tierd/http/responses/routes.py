@@ -14,17 +14,17 @@ from tierd.errors import InvalidRequestError, ResponseNotFoundError
 from tierd.http.auth import Visit
 from tierd.http.body import read_body
 from tierd.http.logprobs import ChatScribe
-from tierd.http.responses_draft import Draft, names, response_id
-from tierd.http.responses_input import read_input
-from tierd.http.responses_log import EventLog, LogFrames, LogReader
-from tierd.http.responses_memory import Memory
-from tierd.http.responses_pages import number, page
-from tierd.http.responses_requests import ResponsesBody
-from tierd.http.responses_run import Line, Run, RunFrames
-from tierd.http.responses_shapes import Deleted
-from tierd.http.responses_shelf import ResponsesShelf
-from tierd.http.responses_store import Kept
-from tierd.http.responses_turn import check, head, read_turn
+from tierd.http.responses.draft import Draft, names, response_id
+from tierd.http.responses.input import read_input
+from tierd.http.responses.log import EventLog, LogFrames, LogReader
+from tierd.http.responses.memory import Memory
+from tierd.http.responses.pages import number, page
+from tierd.http.responses.requests import ResponsesBody
+from tierd.http.responses.run import Line, Run, RunFrames
+from tierd.http.responses.shapes import Deleted
+from tierd.http.responses.shelf import ResponsesShelf
+from tierd.http.responses.store import Kept
+from tierd.http.responses.turn import check, head, read_turn
 from tierd.http.shapes import json_response
 from tierd.http.sse import EventStream
 from tierd.http.turns import Turns

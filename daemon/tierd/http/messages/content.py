@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
-from tierd.http.messages_shapes import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from tierd.http.messages.shapes import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
 
 # Of a JSON object: its beginning, what comes before a member's value, and what behind it.
 _OPEN = re.compile(r"\s*\{")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from tierd import core
 from tierd.chat.reply import Called, Piece
 from tierd.http.conversation import Ended, EndReason
-from tierd.http.messages_content import Blocks, Signature, empty
-from tierd.http.messages_shapes import (
+from tierd.http.messages.content import Blocks, Signature, empty
+from tierd.http.messages.shapes import (
     BlockDelta,
     BlockStart,
     BlockStop,

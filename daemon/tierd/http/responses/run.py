@@ -13,10 +13,10 @@ from starlette.types import Message, Receive
 
 from tierd.http.conversation import Conversation
 from tierd.http.errors import OPENAI, ErrorDetail, describe
-from tierd.http.responses_draft import Draft
-from tierd.http.responses_events import Event, frame
-from tierd.http.responses_log import EventLog
-from tierd.http.responses_shapes import Item, ResponseObject
+from tierd.http.responses.draft import Draft
+from tierd.http.responses.events import Event, frame
+from tierd.http.responses.log import EventLog
+from tierd.http.responses.shapes import Item, ResponseObject
 
 _DISCONNECT: Message = {"type": "http.disconnect"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tierd.http.responses_shapes import Logprob, OutputItem, OutputText, ReasoningText, ResponseObject
+from tierd.http.responses.shapes import Logprob, OutputItem, OutputText, ReasoningText, ResponseObject
 from tierd.http.sse import named_frame
 
 Part = OutputText | ReasoningText

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tierd.errors import ConflictError, PreviousResponseNotFoundError
-from tierd.http.responses_draft import response_of
-from tierd.http.responses_input import recall
-from tierd.http.responses_run import Run
-from tierd.http.responses_shapes import Item
-from tierd.http.responses_shelf import ResponsesShelf
-from tierd.http.responses_store import Kept
+from tierd.http.responses.draft import response_of
+from tierd.http.responses.input import recall
+from tierd.http.responses.run import Run
+from tierd.http.responses.shapes import Item
+from tierd.http.responses.shelf import ResponsesShelf
+from tierd.http.responses.store import Kept
 
 
 class Memory:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierd.http.responses_store import OVERHEAD, Kept, ResponsesStore
+from tierd.http.responses.store import OVERHEAD, Kept, ResponsesStore
 
 OWNERS = ("", "key")
 IDS = ("a", "b", "c", "d")

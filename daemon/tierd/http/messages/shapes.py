@@ -54,7 +54,7 @@ class TextBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A thought. signature: see `messages_events.sign`."""
+    """A thought. signature: see `events.sign`."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str = ""

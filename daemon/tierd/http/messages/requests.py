@@ -19,7 +19,7 @@ _KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
 
 class Block(msgspec.Struct):
-    """A block of content. Which fields it has depends on its type, see `messages_input`.
+    """A block of content. Which fields it has depends on its type, see `messages.input`.
 
     signature: of a thought, which may come from elsewhere, so that it is not checked; it is not read at all.
     """

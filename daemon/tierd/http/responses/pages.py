@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tierd.errors import InvalidRequestError
-from tierd.http.responses_shapes import ItemList
+from tierd.http.responses.shapes import ItemList
 
 MOST = 100
 USUAL = 20
