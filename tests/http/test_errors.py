@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import re
@@ -308,6 +309,15 @@ def test_values_that_mean_off_and_harmless_fields_pass(live: Live) -> None:
 def test_bad_json_is_a_400(live: Live, path: str, content: bytes) -> None:
     status, _ = live.refusal(path, content)
     assert status == 400
+
+
+def test_a_packed_body_is_refused_as_such(live: Live) -> None:
+    content = json.dumps({"messages": HI, "max_tokens": 1}).encode()
+    plain = live.http.post(CHAT, content=content, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+    packed = live.http.post(CHAT, content=gzip.compress(content), headers={"content-encoding": "gzip"})
+    assert packed.status_code == 400
+    assert "Content-Encoding" in error_of(packed)["message"]
 
 
 def test_an_unknown_model_is_a_404_that_lists_the_names(live: Live) -> None:

@@ -32,6 +32,8 @@ async def read_body(
 
     Raises InvalidRequestError, BodyTooLargeError, ClientDisconnect.
     """
+    if request.headers.get("content-encoding", "").lower() not in ("", "identity"):
+        raise InvalidRequestError("the header Content-Encoding: not supported; send the body as it is")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
