@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help serve tour models test test-device test-levels test-rest test-long test-lowest bench bench-device bench-switching bench-serving bench-overhead bench-table profile sanitize check clean
+.PHONY: FORCE help serve tour models test test-device test-levels test-rest test-long test-lowest bench bench-device bench-switching bench-serving bench-overhead bench-table profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
@@ -140,11 +140,16 @@ $(NODE): $(NODE_PACKAGES) | $(VENV)/.created
 	cd $(@D) && npm ci --no-audit --no-fund --ignore-scripts
 	@touch $@
 
-$(VENV)/.serve: $(VENV)/.created $(BUILD_INPUTS)
+# The list of modules, which an editable installation knows by name. Written anew when it is another.
+$(VENV)/.modules: FORCE | $(VENV)/.created
+	@find daemon/tierd -name '*.py' | sort > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+$(VENV)/.serve: $(VENV)/.created $(VENV)/.modules $(BUILD_INPUTS)
 	$(PIP) install --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.created $(BUILD_INPUTS)
+$(VENV)/.dev: $(VENV)/.created $(VENV)/.modules $(BUILD_INPUTS)
 	$(PIP) install --editable '.[dev]'
 	@touch $(VENV)/.serve $@
 
