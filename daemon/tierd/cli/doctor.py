@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from tierd.backends.vkapi.loader import DRIVERS_INSTEAD
 from tierd.cli.checks import drivers, folders, machine, rails, rights, served
 from tierd.cli.checks.api_keys import api_keys
 from tierd.cli.checks.aside import Aside
@@ -19,8 +20,8 @@ from tierd.tier.placing import Foreseen, foresee
 
 _STYLES = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "red"}
 _DRIVER_FAILS = (
-    "update that driver, or have another one used alone: VK_DRIVER_FILES=/usr/share/vulkan/icd.d/NAME.json; "
-    "gpu.mode = 'off' goes without any"
+    "update that driver, or have another one used alone: "
+    f"{DRIVERS_INSTEAD[0]}=/usr/share/vulkan/icd.d/NAME.json; gpu.mode = 'off' goes without any"
 )
 
 
