@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from contest import LLAMA
+from serving_tables import SERVING
 from switching_tables import CALLS, PHASES, RETURNS
 from table import Result, Table, processor
 
@@ -82,7 +83,7 @@ def _streams(options: dict[str, int]) -> str:
 
 HOST = Table(HERE / "results", "made by tests/bench/tables.py", rows, _host_note)
 DEVICE = Table(HERE / "results" / "device", "made by tests/bench/tables.py, device", rows, _device_note)
-TABLES = (HOST, DEVICE, RETURNS, PHASES, CALLS)
+TABLES = (HOST, DEVICE, RETURNS, PHASES, CALLS, SERVING)
 
 
 def main() -> int:
