@@ -442,8 +442,9 @@ class Loop:
         try:
             if isinstance(result, Exception):
                 raise result
-            tokens = pick(step, result, counting(slot, step))
-            pool(step, result, counting(slot, step))
+            wanted = counting(slot, step)
+            tokens = pick(step, result, wanted)
+            pool(step, result, wanted)
             self._ledger.stepped(slot, step, tokens, seconds, result)
             for sequence, event in commit(slot, step, tokens, score(step, result, tokens), scores):
                 if isinstance(event, TerminalEvent):
