@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -13,6 +12,7 @@ from engine.drive import Faults, begin, enqueue, run, serve
 from engine.embedded import POOLINGS, embed, expected, vectors
 from engine.harness import NULL, Gate, model, running
 from engine.null_slot import null_slot, request
+from engine.places import Slots
 from tierd.core import (
     Batch,
     FailedEvent,
@@ -23,23 +23,8 @@ from tierd.core import (
 )
 from tierd.errors import ContextLengthExceededError, DeviceLostError, ExecutorError
 from tierd.kv.bank import Bank
-from tierd.settings import ModelSettings
-from tierd.slot import Slot
 
 PROMPT = bytes(range(40, 80))
-
-Slots = Callable[..., Slot]
-PLACES: dict[str, Slots] = {
-    "pages": null_slot,
-    "pages of a device that draws": partial(null_slot, depth=2),
-    "regions": partial(device_slot, regions=8),
-}
-
-
-@pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest) -> Slots:
-    """What opens a model of eight streams, with chunks of so many rows."""
-    return partial(PLACES[request.param], ModelSettings(id="null", path=NULL.path, streams=8))
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 7, 16])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -12,27 +11,14 @@ from engine.device_slot import device_slot
 from engine.drive import begin, complete, enqueue, run, serve
 from engine.harness import NULL, Gate, model, running
 from engine.null_slot import null_slot, request
+from engine.places import Slots
 from engine.scored import expected, scores, scoring
 from tierd.backends.protocol import SCORED_ROWS
 from tierd.core import Batch, FinishedEvent, FinishReason, TextEvent, TokenMask, Usage
 from tierd.errors import DeviceLostError
 from tierd.settings import ModelSettings
-from tierd.slot import Slot
 
 PROMPT = bytes(range(40, 80))
-
-Slots = Callable[..., Slot]
-PLACES: dict[str, Slots] = {
-    "pages": null_slot,
-    "pages of a device that draws": partial(null_slot, depth=2),
-    "regions": partial(device_slot, regions=8),
-}
-
-
-@pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest) -> Slots:
-    """What opens a model of eight streams, with chunks of so many rows."""
-    return partial(PLACES[request.param], ModelSettings(id="null", path=NULL.path, streams=8))
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 7, 64])
