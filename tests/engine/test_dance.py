@@ -17,6 +17,7 @@ from engine.null_slot import request
 from engine.null_stage import NullStage, seated_slot
 from tierd.core import FinishedEvent, PassReason, Pooling
 from tierd.engine.operation import Operation
+from tierd.engine.switch import PHASES
 from tierd.errors import (
     DeviceLostError,
     DeviceMemoryError,
@@ -100,6 +101,14 @@ def test_a_request_brings_its_model_and_the_other_comes_back() -> None:
         assert stage.armed == ["a", *("b", "a") * 3, "b"]
         assert passes(harness, "a") == passes(harness, "b") == {}
         assert harness.engine.snapshot.switches == 7
+        recent = harness.engine.snapshot.recent
+        assert [(switch.incoming, switch.outgoing) for switch in recent] == [
+            ("b", ("a",)) if turn % 2 == 0 else ("a", ("b",)) for turn in range(7)
+        ]
+        for switch in recent:
+            assert list(switch.phases) == [*PHASES]
+            assert switch.error == ""
+            assert 0 < sum(switch.phases.values()) <= switch.seconds
 
 
 def test_two_models_that_are_away_are_both_served() -> None:

@@ -9,7 +9,9 @@ from tierd.engine.snapshot import (
     RegionState,
     SessionSnapshot,
     Snapshot,
+    SwitchRecord,
     SwitchSnapshot,
+    Totals,
 )
 
 __all__ = [
@@ -22,5 +24,7 @@ __all__ = [
     "RegionState",
     "SessionSnapshot",
     "Snapshot",
+    "SwitchRecord",
     "SwitchSnapshot",
+    "Totals",
 ]

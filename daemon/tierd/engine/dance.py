@@ -22,6 +22,7 @@ from tierd.engine.fallbacks import Fallbacks
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import Activate, Message, SwitchDone
 from tierd.engine.operation import Operation
+from tierd.engine.snapshot import SwitchRecord
 from tierd.engine.switch import Switch
 from tierd.errors import (
     DeviceLostError,
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 # A model stays for at least so many times as long as the last switch took.
 _HOLD = 4.0
+# Switches that are told of once they have ended.
+_REMEMBERED = 32
 # How long a model is barred that could not be put on the device; twice as long each time.
 _BAR_S, _LONGEST_BAR_S = 5.0, 60.0
 
@@ -56,7 +59,10 @@ class _Bar:
 
 
 class Dance:
-    """The switches of one device. switch: the one that is going on. switches: how many were done."""
+    """The switches of one device. switch: the one that is going on. switches: how many were done.
+
+    recent: the last that ended, oldest first.
+    """
 
     def __init__(
         self,
@@ -72,6 +78,7 @@ class Dance:
         """tier: tells how the device stands. clock: tells monotonic seconds."""
         self.switch: Switch | None = None
         self.switches = 0
+        self.recent: tuple[SwitchRecord, ...] = ()
         self.deadline: float | None = None
         self._settings = settings
         self._fallbacks = fallbacks
@@ -380,6 +387,7 @@ class Dance:
         self.switch, now = None, self._clock()
         wanting, self._wanting = self._wanting, None
         self._ledger.switched(switch.incoming, switch.seconds, failed=switch.error is not None)
+        self.recent = (*self.recent, _record(switch, now))[-_REMEMBERED:]
         for slot in (*switch.outgoing, *([] if switch.incoming is None else [switch.incoming])):
             if slot.there:
                 self._arrived[slot] = now
@@ -458,3 +466,14 @@ def _note(since: dict[Slot, float], slot: Slot, now: float, holds: bool) -> None
         since.setdefault(slot, now)
     else:
         since.pop(slot, None)
+
+
+def _record(switch: Switch, now: float) -> SwitchRecord:
+    return SwitchRecord(
+        incoming=None if switch.incoming is None else switch.incoming.id,
+        outgoing=tuple(slot.id for slot in switch.outgoing),
+        ended=now,
+        seconds=now - switch.began,
+        phases=dict(switch.seconds),
+        error="" if switch.error is None else str(switch.error),
+    )

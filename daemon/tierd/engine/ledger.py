@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tierd.backends.protocol import Result
 from tierd.core import FailedEvent, Request, Sequence, TerminalEvent, Usage
-from tierd.engine.snapshot import Snapshot
+from tierd.engine.snapshot import Snapshot, Totals
 from tierd.errors import (
     BusyError,
     QueueFullError,
@@ -56,9 +56,13 @@ class Timeline:
 
 
 class Ledger:
-    """What is measured and logged about requests and steps. Never says a word of their text."""
+    """What is measured and logged about requests and steps. Never says a word of their text.
+
+    totals: by model.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
+        self.totals: dict[str, Totals] = {}
         self._metrics = metrics
         self._timelines: dict[str, Timeline] = {}
         self._service_s: dict[str, float] = {}  # by model
@@ -111,6 +115,7 @@ class Ledger:
         """Note a step that is done and about to be committed, and the tokens that came of it."""
         metrics, model, now = self._metrics, slot.id, time.monotonic()
         first, between = metrics.time_to_first_token.labels(model), metrics.inter_token.labels(model)
+        totals = self.totals.setdefault(model, Totals())
         fed = sampled = discarded = 0
         for sequence, chunk, token in zip(step.sequences, step.chunks, tokens, strict=True):
             discarded += chunk.draws and token is None
@@ -125,9 +130,14 @@ class Ledger:
             if timeline.last_token is None:
                 timeline.first_token = now
                 first.observe(now - timeline.submitted)
+                totals.first_tokens += 1
+                totals.first_token_s += now - timeline.submitted
             else:
                 between.observe(now - timeline.last_token)
+                totals.gaps += 1
+                totals.gap_s += now - timeline.last_token
             timeline.last_token = now
+        totals.generated += sampled
         fed += sum(len(guest.chunk.tokens) for guest in step.guests)
         metrics.prompt_tokens.labels(model).inc(fed)
         metrics.generated_tokens.labels(model).inc(sampled)
@@ -147,6 +157,7 @@ class Ledger:
     def forget(self, model: str) -> None:
         """Forget a model that is not served any more; what was counted stays."""
         self._service_s.pop(model, None)
+        self.totals.pop(model, None)
         self._preemptions.pop(model, None)
         metrics = self._metrics
         if model in self._outcomes:

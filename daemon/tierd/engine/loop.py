@@ -695,7 +695,9 @@ class Loop:
         self._events.append((request_id, event))
 
     def _publish(self) -> None:
-        self.snapshot = observe(self._slots.values(), self._fallbacks.passes, self._bank, self._dance)
+        self.snapshot = observe(
+            self._slots.values(), self._fallbacks.passes, self._bank, self._dance, self._ledger.totals
+        )
         self._ledger.published(self.snapshot)
         self._hand_over()
         if not self._live:

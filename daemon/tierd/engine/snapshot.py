@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -102,6 +103,34 @@ class SwitchSnapshot:
     since: float
 
 
+class SwitchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A switch that has ended. incoming, outgoing: see SwitchSnapshot. ended: monotonic seconds.
+
+    seconds: from its beginning. phases: seconds of each that it came to. error: why it failed, "" if it did not.
+    """
+
+    incoming: str | None
+    outgoing: tuple[str, ...]
+    ended: float
+    seconds: float
+    phases: Mapping[str, float]
+    error: str = ""
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """What a model has done since it was loaded. generated: tokens.
+
+    first_tokens: of requests, and the seconds from their submission in all. gaps: between two tokens of one
+    request, and their seconds in all.
+    """
+
+    generated: int = 0
+    first_tokens: int = 0
+    first_token_s: float = 0.0
+    gaps: int = 0
+    gap_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Rails:
     """Layers whose matmuls are on the device, of all that may be. failure: why none is, "" while it works."""
@@ -128,6 +157,7 @@ class ModelSnapshot:
     regions: of its K/V on the device, in order; region_positions: what each holds. prefill_window: most rows
     of a step. prefill_continues: whether a prompt may be fed in several.
     sessions: running streams, in order of admission. passes: see `tier.passes.Passes`.
+    totals: a copy.
     """
 
     outcome: str
@@ -152,16 +182,21 @@ class ModelSnapshot:
     regions: tuple[RegionSnapshot, ...] = ()
     sessions: tuple[SessionSnapshot, ...] = ()
     passes: Mapping[PassReason, int] = field(default_factory=dict)
+    totals: Totals = field(default_factory=Totals)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All models that are loaded, by id, and what they share. switches: done since the start."""
+    """All models that are loaded, by id, and what they share.
+
+    switches: done since the start. recent: the last that ended, oldest first.
+    """
 
     models: Mapping[str, ModelSnapshot] = field(default_factory=dict)
     bank: BankSnapshot = field(default_factory=BankSnapshot)
     switch: SwitchSnapshot | None = None
     switches: int = 0
+    recent: tuple[SwitchRecord, ...] = ()
 
 
 def observe(
@@ -169,14 +204,16 @@ def observe(
     passes: Mapping[str, Passes] | None = None,
     bank: Bank | None = None,
     dance: Dance | None = None,
+    totals: Mapping[str, Totals] | None = None,
 ) -> Snapshot:
-    """Return how things stand. Called on the engine thread. passes: by model."""
-    passes = passes or {}
+    """Return how things stand. Called on the engine thread. passes, totals: by model."""
+    passes, totals = passes or {}, totals or {}
     return Snapshot(
-        {slot.id: _model(slot, passes.get(slot.id)) for slot in slots},
+        {slot.id: _model(slot, passes.get(slot.id), totals.get(slot.id)) for slot in slots},
         BankSnapshot() if bank is None else _bank(bank),
         None if dance is None or dance.switch is None else _switch(dance.switch),
         0 if dance is None else dance.switches,
+        () if dance is None else dance.recent,
     )
 
 
@@ -200,7 +237,7 @@ def _switch(switch: Switch) -> SwitchSnapshot:
     )
 
 
-def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
+def _model(slot: Slot, passes: Passes | None, totals: Totals | None) -> ModelSnapshot:
     room, home, streams = slot.home.room, slot.home, slot.streams
     places = [slot] if slot.understudy is None else [slot, slot.understudy]
     rails = _rails(slot)
@@ -228,6 +265,7 @@ def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
         regions=_regions(slot, home) if isinstance(home, DeviceHome) else (),
         sessions=tuple(_session(slot, sequence) for sequence in streams),
         passes={} if passes is None else passes.status,
+        totals=Totals() if totals is None else copy.copy(totals),
     )
 
 
