@@ -7,6 +7,7 @@ What uvicorn leaves open, and this closes:
     connections without number    at most `server.connections`, else 503
     bytes that are no HTTP        400
     a wish for another protocol   the request is answered as it stands, the connection then closed
+    a client of HTTP/1.0          no chunks: a body whose length nobody knows ends with the connection
 
 A request that came whole is answered, whatever follows it; what follows is then not.
 """
@@ -15,10 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import http
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tierd.errors import RequestError, UnavailableError
 from tierd.http.errors import HeadTooLargeError, LateRequestError, MalformedRequestError, describe
@@ -96,6 +97,8 @@ class Protocol(HttpToolsProtocol):
         if head_bytes > MOST_HEAD_BYTES:
             raise _head_too_large()
         super().on_headers_complete()
+        if self.cycle.scope["http_version"] != "1.1":
+            _answer_unframed(self.cycle)
 
     def on_message_complete(self) -> None:
         """It has come whole."""
@@ -145,6 +148,28 @@ class Protocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def _answer_unframed(cycle: RequestResponseCycle) -> None:
+    """Let the connection end with the answer: before HTTP/1.1 there are neither chunks nor interim answers.
+
+    https://www.rfc-editor.org/rfc/rfc9112#section-6.1
+    """
+    framed = cycle.send
+    unframed = False
+
+    async def send(message: Any) -> None:
+        nonlocal unframed
+        if message["type"] == "http.response.start":
+            unframed = not any(name == b"content-length" for name, _ in message["headers"])
+            if unframed:
+                cycle.chunked_encoding = False
+        elif unframed:
+            cycle.expected_content_length = len(message["body"])
+        await framed(message)
+
+    cycle.send = send  # type: ignore[method-assign]
+    cycle.keep_alive = cycle.waiting_for_100_continue = False
 
 
 def _head_too_large() -> HeadTooLargeError:
