@@ -23,6 +23,11 @@ _Shape = TypeVar("_Shape")
 # msgspec ends a ValidationError's message with " - at `$.messages[0].role`".
 _FAULT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`")
+# It names half of a surrogate pair so, but where the other half would reach over the end: truncated, it says.
+_HALF = re.compile(r"(?:surrogate|hex escape).*\(byte (?P<place>\d+)\)")
+_HALF_AT_END = re.compile(
+    rb"(?<!\\)(?:\\\\)*\\ud[89ab][0-9a-f]{2}(?!\\(?:u[0-9a-f]{0,3})?\Z).{1,5}\Z", re.DOTALL | re.IGNORECASE
+)
 
 
 async def read_body(
@@ -54,11 +59,21 @@ def decode(body: bytes | bytearray, decoder: msgspec.json.Decoder[_Shape]) -> _S
     except msgspec.ValidationError as error:
         raise _shape_fault(str(error)) from error
     except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+        raise InvalidRequestError(f"the body is not valid JSON: {json_fault(body, error)}") from error
     except RecursionError as error:
         raise InvalidRequestError("the body is nested too deeply") from error
     finally:
         gc.enable()
+
+
+def json_fault(text: bytes | bytearray, error: msgspec.DecodeError) -> str:
+    """Return what is wrong with a text that is no JSON."""
+    said, place = str(error), len(text)
+    if half := _HALF.search(said):
+        place = int(half["place"])
+    elif not ("truncated" in said and _HALF_AT_END.search(text[-64:])):
+        return said
+    return f"half of a surrogate pair before byte {place}; write both halves, or the character as it is"
 
 
 def _too_large() -> BodyTooLargeError:

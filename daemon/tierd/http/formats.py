@@ -16,6 +16,7 @@ from tierd.chat.grammar import Source
 from tierd.core import Grammar
 from tierd.engine import CatalogueEntry
 from tierd.errors import InvalidRequestError
+from tierd.http.body import json_fault
 from tierd.http.encoder import Encoder
 from tierd.http.requests import Generation, ResponseFormat, StructuredOutputs
 from tierd.http.unsupported import SILENT, refuse_unsupported
@@ -110,7 +111,8 @@ def _json(given: msgspec.Raw, field: str) -> Iterator[Source]:
         try:
             text = msgspec.json.decode(given, type=str)
         except msgspec.DecodeError as error:
-            raise InvalidRequestError(f"{field}: not valid JSON: {error}", param=field) from error
+            fault = json_fault(bytes(given), error)
+            raise InvalidRequestError(f"{field}: not valid JSON: {fault}", param=field) from error
     if text != "null":
         yield Source("json_schema", text, field)
 
