@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from tierd.core import FinishedEvent, FinishReason, Usage
 from tierd.http import sse
 from tierd.http.completion_frames import CompletionFrames
 from tierd.http.logprobs import TextScribe
+from tierd.http.protocol import ABORT
 from tierd.http.shapes import Heading
 
 TOKENIZER: Tokenizer = ByteTokenizer()  # type: ignore[assignment]
@@ -147,3 +151,56 @@ def test_an_error_before_the_first_token_has_its_own_status(gated: Gated) -> Non
     status, error = gated.live.refusal("/v1/completions", COMPLETION)
     assert status == 500
     assert "out of smoke" in error["message"]
+
+
+class Untold:
+    """A stream of news, and frames that tell nothing of them; see sse.Stream and sse.Frames."""
+
+    first = b""
+    under_way = True
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    @property
+    def ended(self) -> bool:
+        return not self.left
+
+    def remind(self, seconds: float) -> None:
+        pass
+
+    def cut_slow(self, cut: Callable[[], None]) -> None:
+        pass
+
+    async def take(self) -> list[str]:
+        self.left -= 1
+        return ["news"]
+
+    async def __aenter__(self) -> Untold:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    def encode(self, news: Iterable[str]) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.0, 3 * sse.KEEP_ALIVE), (60.0, b"")])
+def test_news_that_say_nothing_keep_no_client_waiting(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, told: bytes
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", seconds)
+    sent = b""
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal sent
+        sent += message.get("body", b"")
+
+    async def receive() -> MutableMapping[str, Any]:
+        raise AssertionError
+
+    untold = Untold(3)
+    scope = {"extensions": {ABORT: {"abort": None}}}
+    asyncio.run(sse.EventStream(untold, untold)(scope, receive, send))
+    assert sent == told

@@ -6,6 +6,7 @@ line and an empty line; the end is `data: [DONE]`; a comment keeps a quiet conne
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -108,7 +109,7 @@ class EventStream(Response, Generic[News]):
 
     It begins with the first text, so that what fails before has a status of its own, or with the first
     keep-alive after the request has left the queue, or while its model is away from its device. What fails
-    later is the error boundary's to frame.
+    later is the error boundary's to frame. News of which nothing can be told yet are no reason to be quiet.
     """
 
     def __init__(self, stream: Stream[News], frames: Frames[News], keep_alive: bytes = KEEP_ALIVE) -> None:
@@ -125,9 +126,13 @@ class EventStream(Response, Generic[News]):
             while not (news or stream.under_way):
                 news = await stream.take()
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            body = self.frames.first
+            body, sent = self.frames.first, time.monotonic()
             while True:
                 body += self.frames.encode(news) if news else self.keep_alive
+                if body:
+                    sent = time.monotonic()
+                elif time.monotonic() - sent >= KEEP_ALIVE_S:
+                    body, sent = self.keep_alive, time.monotonic()
                 await send({"type": "http.response.body", "body": body, "more_body": not stream.ended})
                 if stream.ended:
                     return

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import msgspec
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
 from tierd.core import Usage
 from tierd.http.conversation import Ended
-from tierd.http.messages.content import content, read_input
+from tierd.http.messages.content import content
 from tierd.http.messages.events import PING, MessageFrames
+from tierd.http.messages.growing_input import GrowingInput, whole_input
 
 STEADY = settings(deadline=None, derandomize=True, database=None)
 USAGE = Usage(7, 5, 4, 2)
@@ -73,18 +74,25 @@ def test_an_answer_is_these_bytes() -> None:
     )
     call = block(
         b'{"type":"tool_use","id":"call_7","name":"look","input":{}}',
-        b'{"type":"input_json_delta","partial_json":"{\\"at\\":"}',
-        b'{"type":"input_json_delta","partial_json":"1}"}',
+        b'{"type":"input_json_delta","partial_json":"{\\"at\\":1"}',
+        b'{"type":"input_json_delta","partial_json":", \\"by\\":[2]"}',
+        b'{"type":"input_json_delta","partial_json":"}"}',
         index=2,
     )
-    other = block(b'{"type":"tool_use","id":"call_8","name":"clock","input":{}}', index=3)
+    other = block(
+        b'{"type":"tool_use","id":"call_8","name":"clock","input":{}}',
+        b'{"type":"input_json_delta","partial_json":"{}"}',
+        index=3,
+    )
     pieces = [
         Thought("a"),
         Thought("b"),
         Said('say "hé"\n\u2028'),
         Called(0, "call_7", "look"),
         Arguments(0, '{"at":'),
-        Arguments(0, "1}"),
+        Arguments(0, '1, "by":'),
+        Arguments(0, "[2"),
+        Arguments(0, "]}"),
         Called(1, "call_8", "clock"),
     ]
     expected = thought + text + call + other + ended(b"tool_use")
@@ -135,9 +143,10 @@ def answers(draw: st.DrawFn) -> list[Piece]:
             found += map(Said, draw(st.lists(text, min_size=1, max_size=3)))
         else:
             found.append(Called(calls, f"call_{calls}", draw(st.sampled_from(("look", "clock")))))
-            arguments = json.dumps({"at": draw(st.text(max_size=3))})
-            place = draw(st.integers(0, len(arguments)))
-            found += [Arguments(calls, part) for part in (arguments[:place], arguments[place:]) if part]
+            arguments = json.dumps({"at": draw(st.text(max_size=3)), "by": [draw(st.text(max_size=3))]})
+            cut = draw(st.integers(0, len(arguments)))
+            place = draw(st.integers(0, cut))
+            found += [Arguments(calls, part) for part in (arguments[:place], arguments[place:cut]) if part]
             calls += 1
     return found
 
@@ -217,11 +226,22 @@ def test_input_that_breaks_off_is_its_complete_members(value: dict[str, Any], da
     text = json.dumps(
         value, ensure_ascii=data.draw(st.booleans()), indent=data.draw(st.sampled_from((None, 1)))
     )
-    assert read_input(text) == text
+    assert whole_input(text) == text
     cut = data.draw(st.integers(0, len(text) - 1))
-    found = json.loads(read_input(text[:cut]))
+    found = json.loads(whole_input(text[:cut]))
     assert [*value.items()][: len(found)] == [*found.items()]
     assert len(found) < max(1, len(value))
+
+
+@STEADY
+@given(st.dictionaries(st.text('ab"\\é:', max_size=3), VALUES, max_size=4), st.data())
+def test_input_is_the_same_however_it_comes(value: dict[str, Any], data: st.DataObject) -> None:
+    text = json.dumps(value)
+    text = text[: data.draw(st.integers(0, len(text)))]
+    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    growing = GrowingInput()
+    given = [growing.push(text[start:end]) for start, end in pairwise([0, *places, len(text)])]
+    assert "".join([*given, growing.finish()]) == whole_input(text)
 
 
 @pytest.mark.parametrize(
@@ -249,11 +269,11 @@ def test_input_that_breaks_off_is_its_complete_members(value: dict[str, Any], da
     ],
 )
 def test_input_is_always_an_object(text: str, members: dict[str, Any]) -> None:
-    assert json.loads(read_input(text)) == members
+    assert json.loads(whole_input(text)) == members
 
 
 def test_numbers_stay_as_the_model_wrote_them() -> None:
     text = '{"a": 123456789012345678901234567890, "b": 1.50}'
-    assert read_input(text) == text
+    assert whole_input(text) == text
     (call,) = content([Called(0, "x", "f"), Arguments(0, text)])
     assert text.encode() in msgspec.json.encode(call)

@@ -263,9 +263,16 @@ def test_calls_stand_where_the_model_wrote_them(speaking: Speaking) -> None:
 
 def test_a_call_that_is_cut_off_has_what_is_whole_of_it(speaking: Speaking) -> None:
     says = ME.replace('"me"', '"me", "long": true')
-    answer = speaking.message(says, max_tokens=says.index("true"), **TOOLS)
-    (call,) = answer.content
-    assert (call.input, answer.stop_reason) == ({"at": "me"}, "max_tokens")
+    for end, known in (('"me"', {}), ('"long"', {"at": "me"}), ("true", {"at": "me"})):
+        answer = speaking.message(says, max_tokens=says.index(end), **TOOLS)
+        (call,) = answer.content
+        assert isinstance(call, anthropic.types.ToolUseBlock)
+        assert (call.input, answer.stop_reason) == (known, "max_tokens")
+
+
+def test_a_call_that_is_no_json_has_what_is_whole_before(speaking: Speaking) -> None:
+    says = ME.replace('"me"', '"me", "long": yes')
+    assert speaking.blocks(says, **TOOLS) == [("tool_use", "look", {"at": "me"})]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
+from tierd.http.messages.growing_input import whole_input
 from tierd.http.messages.shapes import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
-
-# Of a JSON object: its beginning, what comes before a member's value, and what behind it.
-_OPEN = re.compile(r"\s*\{")
-_NAME = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*')
-_BEHIND = re.compile(r"\s*([,}])")
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_values = json.JSONDecoder(parse_constant=_refuse)
 
 
 class Signature:
@@ -81,7 +68,7 @@ def _whole(part: Sequence[Piece]) -> ContentBlock:
             signature.add(text)
             return ThinkingBlock(thinking=text, signature=str(signature))
         case ToolUseBlock(id=id, name=name):
-            return ToolUseBlock(id=id, name=name, input=msgspec.Raw(read_input(text).encode()))
+            return ToolUseBlock(id=id, name=name, input=msgspec.Raw(whole_input(text).encode()))
         case _:
             return TextBlock(text=text)
 
@@ -97,32 +84,3 @@ def empty(piece: Piece) -> ContentBlock:
             return ToolUseBlock(id=id, name=name)
         case Arguments():
             raise AssertionError("arguments without a call")
-
-
-def read_input(text: str) -> str:
-    """Return the input of a call as the JSON of an object, whatever the model wrote.
-
-    Where that breaks off, or is no JSON from some place on, it is the members that are complete before.
-    """
-    try:
-        if isinstance(_values.decode(text), dict):
-            return text
-    except (ValueError, RecursionError):
-        pass
-    opened = _OPEN.match(text)
-    if opened is None:
-        return "{}"
-    kept = place = opened.end()
-    while name := _NAME.match(text, place):
-        try:
-            json.loads(name[1])
-            _, end = _values.raw_decode(text, name.end())
-        except (ValueError, RecursionError):
-            break
-        behind = _BEHIND.match(text, end)
-        if behind is None:
-            break
-        kept, place = end, behind.end()
-        if behind[1] == "}":
-            break
-    return text[:kept] + "}"

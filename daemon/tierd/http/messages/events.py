@@ -13,6 +13,7 @@ from tierd import core
 from tierd.chat.reply import Called, Piece
 from tierd.http.conversation import Ended, EndReason
 from tierd.http.messages.content import Blocks, Signature, empty
+from tierd.http.messages.growing_input import GrowingInput
 from tierd.http.messages.shapes import (
     BlockDelta,
     BlockStart,
@@ -126,17 +127,22 @@ class _Block:
         self.start = event(BlockStart(index=index, content_block=block))
         self._head, self._tail = split(lambda text: event(BlockDelta(index=index, delta=_delta(block, text))))
         self._signature = Signature() if isinstance(block, ThinkingBlock) else None
+        self._input = GrowingInput() if isinstance(block, ToolUseBlock) else None
 
     def encode(self, text: str) -> bytes:
-        """Return the event of more text."""
+        """Return the event of more text, nothing where that is not certain."""
         if self._signature is not None:
             self._signature.add(text)
-        return self._head + json_text(text) + self._tail
+        if self._input is not None:
+            text = self._input.push(text)
+        return self._head + json_text(text) + self._tail if text else b""
 
     def close(self) -> bytes:
         """Return the events of the end."""
-        stop = event(BlockStop(index=self._index))
-        if self._signature is None:
-            return stop
-        delta = SignatureDelta(signature=str(self._signature))
-        return event(BlockDelta(index=self._index, delta=delta)) + stop
+        last = b""
+        if self._input is not None:
+            last = self._head + json_text(self._input.finish()) + self._tail
+        elif self._signature is not None:
+            delta = SignatureDelta(signature=str(self._signature))
+            last = event(BlockDelta(index=self._index, delta=delta))
+        return last + event(BlockStop(index=self._index))
