@@ -21,7 +21,7 @@ from engine import device_slot
 from engine.harness import Mail
 from tierd.backends.null import NullExecutor
 from tierd.core import Batch, Request
-from tierd.engine import fallbacks, ledger, loop, runner, switch
+from tierd.engine import devices, fallbacks, ledger, loop, models, runner, streams, switch
 from tierd.engine.dance import Dance
 from tierd.engine.messages import Load, LoadDone, Message, StepDone, Submit
 from tierd.engine.pace import Paces
@@ -149,11 +149,11 @@ class ManualLoop(loop.Loop):
         self.metrics = Metrics("0.0")
         self._clock = clock
         self._patches = ExitStack()
-        for module in (loop, fallbacks, switch):
+        for module in (models, fallbacks, switch):
             self._patch(module, "threading", SimpleNamespace(Thread=self._thread))
-        for module in (loop, fallbacks, switch, ledger, runner, device_home, device_slot):
+        for module in (loop, models, streams, fallbacks, switch, ledger, runner, device_home, device_slot):
             self._patch(module, "time", clock)
-        self._patch(loop, "Device", ManualDevice)
+        self._patch(devices, "Device", ManualDevice)
         self._patch(loop, "Dance", partial(loop.Dance, clock=clock.monotonic))
         self._patch(loop, "Keeper", partial(loop.Keeper, clock=clock.monotonic))
         self._patch(loop, "Drains", partial(loop.Drains, clock=clock.monotonic))
@@ -164,7 +164,7 @@ class ManualLoop(loop.Loop):
     def put(self, slot: Slot) -> None:
         """Serve a slot from now on."""
         load = Load(slot.settings, Future())
-        self._loads[slot.id] = load
+        self.models.loads[slot.id] = load
         self._handle(LoadDone(load, slot))
 
     def submit(self, request: Request) -> None:
@@ -178,7 +178,7 @@ class ManualLoop(loop.Loop):
 
     def work(self, device: str) -> bool:
         """Let a device do its next thing; return whether there was one."""
-        there = self._devices.get(device)
+        there = next((it for it, _ in self._devices if it.name == device), None)
         return isinstance(there, ManualDevice) and there.work()
 
     def save(self) -> None:
@@ -193,12 +193,12 @@ class ManualLoop(loop.Loop):
     @property
     def everyone(self) -> list[Slot]:
         """All slots, understudies too."""
-        return list(self._everyone)
+        return list(self._devices.slots)
 
     @property
     def live(self) -> set[str]:
         """Requests that have not ended."""
-        return set(self._live)
+        return set(self._streams.live)
 
     @property
     def retry_deadline(self) -> float | None:
@@ -218,7 +218,7 @@ class ManualLoop(loop.Loop):
     @property
     def unloads(self) -> set[str]:
         """Models that go."""
-        return set(self._unloads)
+        return set(self.models.unloads)
 
     @property
     def dance(self) -> Dance:

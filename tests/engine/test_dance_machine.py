@@ -214,7 +214,7 @@ class DanceMachine(ServingMachine):
         match what:
             case "activate":
                 self.loop.inbox.put(Activate(name, self.promise()))
-            case "load" if name in self.loop.catalogue.entries:
+            case "load" if name in self.loop.models.catalogue.entries:
                 self.unload(name, limit_s)
             case "load":
                 self.loop.inbox.put(Load(self.settings_of(name), self.promise(), activate=activate))
@@ -245,7 +245,7 @@ class DanceMachine(ServingMachine):
             self.loop.inbox.put(Resume(self.promise()))
 
     def submit(self, model: str, prompt: bytes, tokens: int, **options: bool | int) -> None:
-        if self.draining or model not in self.loop.catalogue.entries:
+        if self.draining or model not in self.loop.models.catalogue.entries:
             self.excused.add(f"r{len(self.asked)}")
         super().submit(model, prompt, tokens, **options)
 

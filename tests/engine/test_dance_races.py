@@ -371,7 +371,7 @@ def test_a_load_that_fails_gives_the_device_back_to_the_streams_that_were_there(
         it.said("a", tokens=12)
         assert not it.passes()
         assert it.stage.reservations.held == {"a": BUDGET}
-        assert list(it.loop.catalogue.entries) == ["a"]
+        assert list(it.loop.models.catalogue.entries) == ["a"]
 
 
 def test_the_youngest_keeps_its_tokens_alone_where_the_bank_is_too_small() -> None:

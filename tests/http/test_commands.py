@@ -291,7 +291,7 @@ def test_a_tier_that_is_not_reached_is_a_conflict(house: House, tiny_model: Mode
 def test_a_fault_says_nothing_about_itself(
     house: House, tiny_model: ModelSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.CRITICAL, "tierd.engine.loop"):
+    with caplog.at_level(logging.CRITICAL, "tierd.engine.models"):
         view = house.post("/models/load", slow(tiny_model))
         house.door.open(ZeroDivisionError("of a test"))
         last = house.follow(view)

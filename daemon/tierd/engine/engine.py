@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tierd.core import Request
 from tierd.engine.catalogue import Catalogue, CatalogueEntry
-from tierd.engine.loop import Deliver, Loop, OpenSlot
+from tierd.engine.loop import Loop
 from tierd.engine.messages import (
     Activate,
     Cancel,
@@ -27,8 +27,10 @@ from tierd.engine.messages import (
     Taken,
     Unload,
 )
+from tierd.engine.models import OpenSlot
 from tierd.engine.operation import Operation
 from tierd.engine.snapshot import Snapshot
+from tierd.engine.streams import Deliver
 from tierd.errors import UnavailableError
 from tierd.kv.bank import Bank
 from tierd.metrics import Metrics
@@ -78,7 +80,7 @@ class Engine:
     @property
     def catalogue(self) -> Catalogue:
         """The models that answer now; empty once the engine stops."""
-        return self._loop.catalogue
+        return self._loop.models.catalogue
 
     @property
     def snapshot(self) -> Snapshot:

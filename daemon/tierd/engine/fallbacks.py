@@ -12,16 +12,16 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Protocol
 
 import numpy as np
 
 from tierd.backends.rails.executor import RailsExecutor
-from tierd.core import Chunk, FailedEvent, FinishedEvent, FinishReason, PassReason, Sequence, TerminalEvent
+from tierd.core import Chunk, FailedEvent, FinishedEvent, FinishReason, PassReason, Sequence
 from tierd.engine import routing
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import Message, RearmDone, UnderstudyDone
 from tierd.engine.scheduler import admit_all, moved, outgrown, usage
+from tierd.engine.streams import Streams
 from tierd.errors import DeviceError, UnavailableError
 from tierd.kv.moves import Move
 from tierd.kv.saved import evacuate
@@ -40,19 +40,6 @@ _UNDERSTUDY_AGAIN_S = 60.0
 _THERE = (SeatState.ON, SeatState.LEAVING, SeatState.ARMED)
 
 
-class Streams(Protocol):
-    """Those that are live, as the loop keeps them."""
-
-    def end(self, slot: Slot, sequence: Sequence, event: TerminalEvent) -> None:
-        """End a stream, unless it has ended."""
-
-    def place(self, slot: Slot, sequence: Sequence) -> None:
-        """Note that a stream is at another slot now."""
-
-    def enter(self, slot: Slot) -> None:
-        """Let a slot take part in the turns of its device."""
-
-
 class Fallbacks:
     """The passes of all models, their understudies, and the devices that are lost.
 
@@ -67,6 +54,7 @@ class Fallbacks:
         self._ledger = ledger
         self._metrics = metrics
         self._streams = streams
+        streams.on_end = self.leave
         self._slots: dict[str, Slot] = {}  # those on a device, by model
         self._scratch: dict[str, Scratch] = {}
         self._working: set[Slot] = set()  # a worker opens an understudy for these, or puts them on the device
@@ -219,16 +207,16 @@ class Fallbacks:
                 slot.executor.close()
                 self._work(slot, _put_back)
 
-    def understudied(self, slot: Slot, result: Slot | Exception) -> None:
-        """Take in what came of opening an understudy."""
+    def understudied(self, slot: Slot, result: Slot | Exception) -> Slot | None:
+        """Take in what came of opening an understudy; return it, None when that failed."""
         self._working.discard(slot)
         if isinstance(result, Slot):
             slot.understudy = result
-            self._streams.enter(result)
-            return
+            return result
         slot.stranded = str(result)
         self._stranded_at[slot] = time.monotonic()
         log.error("model=%s cannot be served by the CPU: %s", slot.id, result)
+        return None
 
     def rearmed(self, slot: Slot, result: Placed | Exception) -> None:
         """Take in what came of putting a model on its device again."""
