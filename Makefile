@@ -49,7 +49,7 @@ tour: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## serve two models th
 
 models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
-test: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests, in parts, two at a time (JOBS=1: one by one)
+test: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests, in parts, two at a time (JOBS=1: one by one)
 	@echo 'Each part of the tests is shown once it is done.'
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going test-rest test-levels test-device sanitize
 
@@ -59,7 +59,7 @@ test-device: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) 
 test-levels: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests of the kernels at the CPU's other levels
 	$(BIN)/python tests/other_levels.py
 
-test-rest: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all other tests, those of the best level included
+test-rest: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all other tests, those of the best level included
 	$(BIN)/python -m pytest $(DEVICE_TESTS:%=--ignore=%)
 
 test-long: export TIERD_TEST_RESULTS := $(CURDIR)/tests/bench/results/long
@@ -68,7 +68,7 @@ test-long: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ##
 	$(BIN)/python -m pytest -m '' $(ORACLE_TESTS) --timeout 1800
 	$(BIN)/python tests/other_levels.py -m long --timeout 1800
 
-test-lowest: $(VENV)/.created $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests on the lowest versions of the dependencies
+test-lowest: $(VENV)/.created $(VENV)/.vulkan $(VENV)/.chromium $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests on the lowest versions of the dependencies
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tools/lowest_bounds.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --constraint $(LOWEST)/constraints.txt --editable '.[test]'
@@ -122,6 +122,11 @@ clean: ## remove the environments and builds, keep the models
 $(VENV)/.created:
 	@sh tools/debian_packages.sh $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The browser that looks at the status page.
+$(VENV)/.chromium: | $(VENV)/.created
+	@sh tools/debian_packages.sh $(PYTHON) chromium
 	@touch $@
 
 $(VENV)/.vulkan: | $(VENV)/.created

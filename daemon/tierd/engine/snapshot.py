@@ -106,7 +106,7 @@ class SwitchSnapshot:
 class SwitchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A switch that has ended. incoming, outgoing: see SwitchSnapshot. ended: monotonic seconds.
 
-    seconds: from its beginning. phases: seconds of each that it came to. error: why it failed, "" if it did not.
+    seconds: since it began. phases: seconds of each that it came to. error: why it failed, "" if it did not.
     """
 
     incoming: str | None

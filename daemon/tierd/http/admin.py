@@ -19,25 +19,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tierd import __version__
-from tierd.engine import CatalogueEntry, Engine, ModelSnapshot, RegionState, Snapshot
+from tierd.engine import CatalogueEntry, Engine, ModelSnapshot, RegionState
 from tierd.errors import UnauthorizedError
 from tierd.http.commands import CommandRoutes
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.operations import OperationRoutes, Operations
+from tierd.http.page import PageRoutes, is_page_file
 from tierd.http.roster import Roster
 from tierd.http.shapes import json_response
-from tierd.http.tier_views import Bank, PassesView, RegionsView, SessionsView, TierView
-from tierd.kv.home import Room
-
-
-class Pages(msgspec.Struct, frozen=True):
-    """K/V pages: total = used + cached + free; reserved: those not in use that are promised to streams."""
-
-    total: int
-    used: int
-    cached: int
-    free: int
-    reserved: int
+from tierd.http.tier_views import Bank, Pages, PassesView, RegionsView, SessionsView, Switch, TierView
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,15 +51,6 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     waiting: int
     pages: Pages
-
-
-class Switch(msgspec.Struct, frozen=True):
-    """A switch that is under way: who comes, null for nobody, who goes, what is done, and since when."""
-
-    incoming: str | None
-    outgoing: tuple[str, ...]
-    phase: str
-    seconds: float
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +152,7 @@ class AdminRoutes:
                 preempted=model.preempted,
                 preemptions=model.preemptions.total(),
                 waiting=model.waiting,
-                pages=_pages(model),
+                pages=Pages.of(model),
             )
             for id, model in sorted(snapshot.models.items())
         ]
@@ -183,7 +164,7 @@ class AdminRoutes:
                 models=models,
                 loading=list(catalogue.loading),
                 unloaded=[id for id in self._roster.unloaded(catalogue) if id not in snapshot.models],
-                switch=_switch(snapshot),
+                switch=Switch.of(snapshot, time.monotonic()),
                 switches=snapshot.switches,
                 bank=Bank.of(snapshot.bank),
             )
@@ -219,14 +200,6 @@ class AdminRoutes:
         return json_response(PassesView.of(self._engine.snapshot))
 
 
-def _switch(snapshot: Snapshot) -> Switch | None:
-    switch = snapshot.switch
-    if switch is None:
-        return None
-    seconds = round(max(0.0, time.monotonic() - switch.since), 3)
-    return Switch(switch.incoming, switch.outgoing, switch.phase, seconds)
-
-
 def _placement(snapshot: ModelSnapshot) -> list[str] | None:
     rails = snapshot.rails
     if rails is None:
@@ -256,32 +229,18 @@ def _slot(entry: CatalogueEntry, snapshot: ModelSnapshot) -> SlotStatus:
         preempted=snapshot.preempted,
         preemptions=snapshot.preemptions.total(),
         waiting=snapshot.waiting,
-        pages=_pages(snapshot),
+        pages=Pages.of(snapshot),
         regions=sum(region.state is not RegionState.SCRATCH for region in snapshot.regions),
         region_positions=snapshot.region_positions,
         prefill_window=snapshot.prefill_window,
         prefill_continues=snapshot.prefill_continues,
         placement=_placement(snapshot),
-        cpu_pages=None if snapshot.understudy is None else _cpu_pages(snapshot.understudy),
-    )
-
-
-def _cpu_pages(room: Room) -> Pages:
-    return Pages(total=room.total, used=room.used, cached=room.cached, free=room.free, reserved=room.reserved)
-
-
-def _pages(model: ModelSnapshot) -> Pages:
-    return Pages(
-        total=model.pages_total,
-        used=model.pages_used,
-        cached=model.pages_cached,
-        free=model.pages_free,
-        reserved=model.pages_reserved,
+        cpu_pages=None if snapshot.understudy is None else Pages.of_room(snapshot.understudy),
     )
 
 
 class TokenGate:
-    """Lets requests pass that show the token as `Authorization: Bearer TOKEN`."""
+    """Lets requests pass that show the token (`Authorization: Bearer TOKEN`), or ask for the page itself."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app = app
@@ -289,7 +248,7 @@ class TokenGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises UnauthorizedError without the token."""
-        if scope["type"] == "http":
+        if scope["type"] == "http" and not is_page_file(scope["path"]):
             scheme, _, shown = Headers(scope=scope).get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(shown.strip().encode(), self._token):
                 raise UnauthorizedError(
@@ -312,6 +271,7 @@ def create_admin_app(
             *AdminRoutes(engine, roster).routes(),
             *CommandRoutes(engine, roster, operations).routes(),
             *OperationRoutes(operations).routes(),
+            *PageRoutes(engine, roster, admin=True).routes(),
         ],
         middleware=[Middleware(ErrorBoundary), *gates],
         exception_handlers={HTTPException: route_error},

@@ -24,6 +24,7 @@ from tierd.http.messages.errors import MessagesDialect
 from tierd.http.messages.routes import MessageRoutes
 from tierd.http.models import ModelRoutes
 from tierd.http.openapi import openapi_route
+from tierd.http.page import PageRoutes
 from tierd.http.quotas import QuotaGate, Quotas
 from tierd.http.responses.routes import ResponsesRoutes
 from tierd.http.responses.shelf import ResponsesShelf
@@ -69,6 +70,7 @@ def create_app(
             *TextRoutes(engine, encoder, roster).routes(),
             *HealthRoutes(engine, metrics).routes(),
             openapi_route(guarded=keys is not None),
+            *PageRoutes(engine, roster, guarded=keys is not None).routes(),
         ],
         middleware=[
             Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect}),

@@ -16,6 +16,12 @@ from tierd.errors import UnauthorizedError
 from tierd.http.keys import Keys
 
 OPEN_PATHS = frozenset({"/", "/health", "/metrics", "/openapi.json"})
+PAGE = "/page/"
+
+
+def is_open(path: str) -> bool:
+    """Whether a path of the public listener asks for no key."""
+    return path in OPEN_PATHS or path.startswith(PAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class KeyGate:
         await self.app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> Visit:
-        if self._keys is None or scope["path"] in OPEN_PATHS:
+        if self._keys is None or is_open(scope["path"]):
             return Visit()
         shown = [*_shown(Headers(scope=scope))]
         if not shown:

@@ -25,6 +25,7 @@ from tierd.http.embedding_shapes import EmbeddingBody, VectorList
 from tierd.http.errors import BodyTooLargeError, ErrorBody, HeadTooLargeError, LateRequestError
 from tierd.http.messages.requests import ConversationBody, MessagesBody
 from tierd.http.messages.shapes import ErrorEvent, Event, Message, TokenCount
+from tierd.http.page.state import PageState
 from tierd.http.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tierd.http.responses import events
 from tierd.http.responses.pages import MOST, USUAL
@@ -43,6 +44,7 @@ from tierd.http.shapes import (
     Tokens,
 )
 
+HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 
@@ -289,5 +291,20 @@ ENDPOINTS: Sequence[Endpoint] = (
         summary="Describe all this.",
         tag="watching",
         answer=dict[str, Any],
+    ),
+    Endpoint(
+        method="get",
+        path="/",
+        summary="Show the status page.",
+        tag="watching",
+        answer=str,
+        media_type=HTML,
+    ),
+    Endpoint(
+        method="get",
+        path="/page/state.json",
+        summary="Tell what the status page shows.",
+        tag="watching",
+        answer=PageState,
     ),
 )

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 import tierd
 from tierd.errors import RateLimitError, TierdError, UnauthorizedError
-from tierd.http.auth import OPEN_PATHS
+from tierd.http.auth import is_open
 from tierd.http.endpoints import ANYWHERE, ENDPOINTS, EVENT_STREAM, JSON, UNROUTED, Endpoint, Parameter
 from tierd.http.errors import ErrorBody, status_of
 from tierd.http.json_schema import Schema, Schemas
@@ -49,7 +49,7 @@ def document(*, guarded: bool = False) -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method] = _operation(
-            endpoint, schemas, guarded=guarded and endpoint.path not in OPEN_PATHS
+            endpoint, schemas, guarded=guarded and not is_open(endpoint.path)
         )
     return msgspec.json.encode(
         {

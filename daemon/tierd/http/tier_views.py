@@ -1,12 +1,59 @@
-"""Views of the admin API on where streams and their K/V are: made of the engine's snapshot alone."""
+"""Views on where models, streams and their K/V are: made of the engine's snapshot alone."""
 
 from __future__ import annotations
 
 import msgspec
 
 from tierd.core import PassReason
-from tierd.engine import BankSnapshot, RegionSnapshot, SessionSnapshot, Snapshot
+from tierd.engine import BankSnapshot, ModelSnapshot, RegionSnapshot, SessionSnapshot, Snapshot
+from tierd.kv.home import Room
 from tierd.tier.status import TierStatus
+
+
+class Pages(msgspec.Struct, frozen=True):
+    """K/V pages: total = used + cached + free; reserved: those not in use that are promised to streams."""
+
+    total: int
+    used: int
+    cached: int
+    free: int
+    reserved: int
+
+    @classmethod
+    def of(cls, model: ModelSnapshot) -> Pages:
+        """Return those of a model, where it runs."""
+        return cls(
+            total=model.pages_total,
+            used=model.pages_used,
+            cached=model.pages_cached,
+            free=model.pages_free,
+            reserved=model.pages_reserved,
+        )
+
+    @classmethod
+    def of_room(cls, room: Room) -> Pages:
+        """Return those of one place."""
+        return cls(
+            total=room.total, used=room.used, cached=room.cached, free=room.free, reserved=room.reserved
+        )
+
+
+class Switch(msgspec.Struct, frozen=True):
+    """A switch that is under way: who comes, null for nobody, who goes, what is done, and since when."""
+
+    incoming: str | None
+    outgoing: list[str]
+    phase: str
+    seconds: float
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, now: float) -> Switch | None:
+        """Return the one that there is. now: monotonic seconds."""
+        switch = snapshot.switch
+        if switch is None:
+            return None
+        seconds = round(max(0.0, now - switch.since), 3)
+        return cls(switch.incoming, list(switch.outgoing), switch.phase, seconds)
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -168,6 +215,13 @@ class Pass(msgspec.Struct, frozen=True):
     words: str
     count: int
 
+    @classmethod
+    def all_of(cls, model: ModelSnapshot) -> list[Pass]:
+        """Return the passes of a model, in the order of the table of reasons."""
+        return [
+            cls(reason, reason.words, model.passes[reason]) for reason in PassReason if reason in model.passes
+        ]
+
 
 class ModelPasses(msgspec.Struct, frozen=True):
     """The passes of one model; none when all that was meant for the GPU ran there."""
@@ -187,15 +241,7 @@ class PassesView(msgspec.Struct, frozen=True):
         """Return all passes, in the order of the table of reasons."""
         return cls(
             [
-                ModelPasses(
-                    id,
-                    model.outcome,
-                    [
-                        Pass(reason, reason.words, model.passes[reason])
-                        for reason in PassReason
-                        if reason in model.passes
-                    ],
-                )
+                ModelPasses(id, model.outcome, Pass.all_of(model))
                 for id, model in sorted(snapshot.models.items())
             ]
         )
