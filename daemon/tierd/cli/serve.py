@@ -8,9 +8,12 @@ run, ends all.
 from __future__ import annotations
 
 import concurrent.futures
+import faulthandler
 import logging
+import os
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -22,6 +25,7 @@ import click
 from tierd import __version__
 from tierd.backends.host import HostBackend
 from tierd.cli.drops import note_drop
+from tierd.cli.supervision import Supervision
 from tierd.cli.token import read_token
 from tierd.engine import CatalogueEntry, Engine
 from tierd.engine.messages import Message
@@ -42,12 +46,15 @@ from tierd.kv.gone import Gone
 from tierd.kv.sizing import bank_limit, mib
 from tierd.kv.spill import open_spill
 from tierd.metrics import Metrics
+from tierd.service.notify import Notifier
 from tierd.settings import AdminSettings, ModelSettings, Settings, admin_sockets
 from tierd.tier.host_site import HostSite
 from tierd.tier.placing import Tier
 
 # How long the engine may take to end what runs when a model could not be loaded.
 STOP_S = 10.0
+# What else there is to do at the end, in all.
+SLACK_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +62,7 @@ log = logging.getLogger(__name__)
 def run(settings: Settings) -> None:
     """Serve the models until a signal ends it. Raises TierdError."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=settings.log.level.upper())
+    notifier = Notifier.taken_from(os.environ)
     with ExitStack() as stack:
         public = stack.enter_context(listen(settings.server.listen))
         doors = AdminDoors(settings.admin, stack)
@@ -86,9 +94,17 @@ def run(settings: Settings) -> None:
                 AdminServer(create_admin_app(engine, roster, operations, token), listener)
                 for listener, token in doors.listeners
             ]
-            start = Start(engine, settings.models, doors, operations)
+            supervision = Supervision(notifier, engine, operations)
+            start = Start(engine, settings.models, doors, operations, supervision.ready)
             app = create_app(engine, mailboxes, metrics, roster, settings)
-            Server(app, engine, public, start.begin, admin, settings.server).serve_until_stopped()
+            stop_s = settings.server.drain_s + STOP_S + settings.state.save_s + SLACK_S
+            ending = partial(supervision.ending, stop_s)
+            server = Server(app, engine, public, start.begin, admin, settings.server, ending)
+            if notifier.watchdog_s:
+                faulthandler.enable()  # systemd aborts what hangs; the log shows where
+            supervision.start()
+            stack.callback(supervision.close)
+            server.serve_until_stopped()
             start.check()
         finally:
             if engine.stop(STOP_S):
@@ -135,12 +151,18 @@ class Start:
     """Loads the models while the server answers already, and says when all of them are ready."""
 
     def __init__(
-        self, engine: Engine, models: tuple[ModelSettings, ...], doors: AdminDoors, operations: Operations
+        self,
+        engine: Engine,
+        models: tuple[ModelSettings, ...],
+        doors: AdminDoors,
+        operations: Operations,
+        on_ready: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._models = models
         self._doors = doors
         self._operations = operations
+        self._on_ready = on_ready
         self._failure: TierdError | None = None
 
     def begin(self, server: Server, url: str) -> None:
@@ -169,6 +191,7 @@ class Start:
             return
         self._doors.announce()
         models = ", ".join(model.id for model in self._models)
+        self._on_ready()
         click.echo(f"tierd {__version__} is ready at {url} and serves {models}")
 
     def _begin_one(self, model: ModelSettings) -> Future[CatalogueEntry]:

@@ -35,6 +35,11 @@ class Devices:
         """Whether streams that have ended wait for a runner to be done with their rows."""
         return any(slot.leaving for slot in self.slots)
 
+    @property
+    def at_work_s(self) -> float:
+        """For how long the one is at its step or move that is at it longest; 0 where none is at work."""
+        return max((device.at_work_s for device in self._devices.values()), default=0.0)
+
     def of(self, slot: Slot) -> Device:
         """Return the device that a slot is at."""
         return self._devices[slot.executor.name]

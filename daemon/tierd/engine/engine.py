@@ -15,6 +15,7 @@ from tierd.engine.catalogue import Catalogue, CatalogueEntry
 from tierd.engine.loop import Loop
 from tierd.engine.messages import (
     Activate,
+    Beat,
     Cancel,
     Drain,
     Finish,
@@ -190,6 +191,16 @@ class Engine:
         freed: Future[int] = _promise()
         self._put(Flush(model, freed))
         return freed
+
+    def beat(self) -> Future[float]:
+        """Have the engine thread take a turn, and tell with it for how long the slowest device is at a step.
+
+        Raises UnavailableError when the engine is not running. The future gets the seconds, 0 where nothing
+        is computed, or holds an UnavailableError.
+        """
+        turned: Future[float] = _promise()
+        self._put(Beat(turned))
+        return turned
 
     def submit(self, request: Request) -> None:
         """Serve a request; its id is unique among the live ones.

@@ -24,6 +24,7 @@ from tierd.engine.ledger import Ledger
 from tierd.engine.messages import (
     Activate,
     Allowed,
+    Beat,
     Cancel,
     Drain,
     Finish,
@@ -252,6 +253,8 @@ class Loop:
                 self._drain(CLOSED if ending or self.models.catalogue.closed == CLOSED else DRAINING)
             case Resume(resumed):
                 self._resume(resumed)
+            case Beat(turned):
+                self._answers.give(turned, self._devices.at_work_s)
             case Stop():
                 self._stop()
 
@@ -315,7 +318,7 @@ class Loop:
                     self._streams.emit(request.id, FailedEvent(error))
                 case Load(loaded=future) | Unload(unloaded=future) | Activate(activated=future):
                     future.set_exception(error)
-                case Flush(freed=future) | Resume(resumed=future):
+                case Flush(freed=future) | Resume(resumed=future) | Beat(turned=future):
                     future.set_exception(error)
                 case Drain() as drain:
                     self._drains.add(drain)

@@ -131,6 +131,13 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """Take a turn; `turned` gets the seconds that the step or move takes by now which has taken longest."""
+
+    turned: Future[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End every request and finish. The last command there is."""
 
@@ -223,6 +230,7 @@ Message = (
     | Flush
     | Drain
     | Resume
+    | Beat
     | Stop
     | LoadDone
     | StepDone

@@ -31,6 +31,7 @@ class Device:
         self.turns = Turns()
         self.paces = Paces(gap)
         self._inbox = inbox
+        self._began: float | None = None  # when it took up what it is at, monotonic seconds
         self._work: SimpleQueue[Callable[[], Message] | None] = SimpleQueue()
         # A daemon: a hung device must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=f"tierd-{name}", daemon=True)
@@ -49,6 +50,12 @@ class Device:
         """Carry a slice of a move of the slot's rows once what came before is done. Never blocks."""
         self._work.put(lambda: _carry(slot, move, parts))
 
+    @property
+    def at_work_s(self) -> float:
+        """For how long it has been at what it is at, 0 when it is at nothing."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
     def stop(self) -> None:
         """Let the thread end once its work is done. Never blocks."""
         self._work.put(None)
@@ -59,7 +66,10 @@ class Device:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            self._inbox.put(work())
+            self._began = time.monotonic()
+            done = work()
+            self._began = None
+            self._inbox.put(done)
 
 
 # Whatever a backend raises is the failure of this work, not of the thread.

@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
     engine stops, so that every stream gets its last event, the admin servers end, and the loop. A second
     signal ends the process where it stands, with exit code 1.
 
-    ending: it was told to end.
+    ending: it was told to end. on_ending is called then, once, in any thread, and must not block.
     """
 
     def __init__(
@@ -90,11 +90,13 @@ class Server(uvicorn.Server):
         on_listening: Callable[[Server, str], None],
         admin: Sequence[AdminServer] = (),
         limits: ServerSettings = USUAL_LIMITS,
+        on_ending: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(_config(app, lifespan="on", limits=limits))
         self.engine = engine
         self.listener = listener
         self.on_listening = on_listening
+        self.on_ending = on_ending
         self.admin = admin
         self.drain_s = limits.drain_s
         self.ending = False
@@ -109,15 +111,21 @@ class Server(uvicorn.Server):
 
     def stop(self) -> None:
         """End now, what runs included. May be called from any thread."""
-        self.ending = self.should_exit = True
+        self._begin_to_end()
+        self.should_exit = True
 
     def drain(self) -> None:
         """End once what runs has finished. May be called from any thread."""
-        self.ending = True
+        self._begin_to_end()
         if self._loop is None:  # nothing runs yet
             self.stop()
         else:
             self._loop.call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_end(self) -> None:
+        if not self.ending:
+            self.ending = True
+            self.on_ending()
 
     def _begin_to_drain(self) -> None:
         if self._drain_task is None:

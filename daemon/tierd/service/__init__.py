@@ -1,0 +1,1 @@
+"""How tierd stands to what runs it: what systemd hands over, and what it is told."""
