@@ -167,7 +167,7 @@ def test_a_turn_looks_through_no_more_than_a_slice_of_time_allows(tmp_path: Path
         assert turns >= 3
         for talk in range(50, 100):
             run(it.slot, request(f"{talk}", it.prompt(talk), 1))
-        it.bank.limit = it.bank.used
+        it.bank._holdings.limit = it.bank.used
         for entry in it.bank.entries:
             it.bank.pin(entry)
     assert it.slot.home.unsaved == 50

@@ -165,7 +165,7 @@ def test_files_say_whose_they_are(tmp_path: Path) -> None:
     spill = open_spill(settings, done.append)  # type: ignore[arg-type]
     bank = Bank(1 << 20, spill=spill)
     kept(bank, [1, 2, 3], "alice")
-    bank.begin_to_save()
+    bank.filing.begin_to_save()
     wait_until(lambda: len(done) == 1)
     bank.settle(done.pop())
     assert spill is not None

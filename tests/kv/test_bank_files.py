@@ -190,7 +190,7 @@ def test_what_is_closed_while_it_is_fetched_can_still_be_read(bank: Bank, spill:
     told = fetch(bank, entry)
     assert bank.flush() == 1
     cleared: list[str] = []
-    bank.when_cleared(cleared.append)
+    bank.filing.when_cleared(cleared.append)
     assert cleared == []
     assert finish(bank, spill) is entry
     assert (told, cleared, spill.files) == ([True], [""], set())
@@ -205,7 +205,7 @@ def test_what_is_closed_before_it_is_fetched_is_not_read(bank: Bank, spill: Manu
     bank.pin(entry)
     assert bank.flush() == 1
     cleared: list[str] = []
-    bank.when_cleared(cleared.append)
+    bank.filing.when_cleared(cleared.append)
     assert (cleared, spill.files, bank.spilled) == ([""], set(), 0)
     assert fetch(bank, entry) == [False]
     bank.unpin(entry)
@@ -216,7 +216,7 @@ def test_a_file_that_is_being_written_is_waited_for_and_removed(bank: Bank, spil
     entry = put(bank, 1, 6)
     bank.flush()
     cleared: list[str] = []
-    bank.when_cleared(cleared.append)
+    bank.filing.when_cleared(cleared.append)
     assert cleared == []
     assert finish(bank, spill) is entry
     assert (cleared, spill.files, bank.entries) == ([""], set(), ())
@@ -224,7 +224,7 @@ def test_a_file_that_is_being_written_is_waited_for_and_removed(bank: Bank, spil
 
 def test_without_files_there_is_nothing_to_clear() -> None:
     cleared: list[str] = []
-    Bank(10 * POSITION).when_cleared(cleared.append)
+    Bank(10 * POSITION).filing.when_cleared(cleared.append)
     assert cleared == [""]
 
 
@@ -280,27 +280,27 @@ def test_a_full_disk_costs_the_oldest_files(bank: Bank, spill: ManualSpill) -> N
     assert more.path is None
 
 
-def test_all_is_saved_the_latest_first(bank: Bank, spill: ManualSpill) -> None:
-    bank.limit = 100 * POSITION
+def test_all_is_saved_the_latest_first(spill: ManualSpill) -> None:
+    bank = Bank(100 * POSITION, spill=spill)
     first, second, live = put(bank, 1, 2), put(bank, 2, 2), put(bank, 3, 2, live=True)
     assert spill.job is None
-    bank.begin_to_save()
+    bank.filing.begin_to_save()
     assert [finish(bank, spill) for _ in range(2)] == [second, first]
-    assert not bank.at_work
+    assert not bank.filing.at_work
     late = put(bank, 4, 1)
     assert finish(bank, spill) is late
     bank.parked(live)
     assert finish(bank, spill) is live
-    bank.end_saving()
+    bank.filing.end_saving()
     put(bank, 5, 1)
-    assert not bank.at_work
+    assert not bank.filing.at_work
 
 
 def test_memory_of_what_is_saved_can_be_given_up(bank: Bank, spill: ManualSpill) -> None:
     entry = put(bank, 1, 4)
     bank.rest(entry)
     assert entry.in_memory
-    bank.begin_to_save()
+    bank.filing.begin_to_save()
     bank.rest(entry)
     assert entry.in_memory
     finish(bank, spill)
@@ -321,7 +321,7 @@ def test_a_file_goes_once_another_has_all_of_it_and_more(bank: Bank, spill: Manu
     others = written(bank, spill, 2, 6), put(bank, 1, 2, model="n")
     more = put(bank, 1, 7)
     assert not short.dropped
-    bank.begin_to_save()
+    bank.filing.begin_to_save()
     while more.path is None:
         assert short.path in spill.files
         finish(bank, spill)
@@ -334,7 +334,7 @@ def test_saving_tries_again_what_could_not_be_written(bank: Bank, spill: ManualS
     entry = put(bank, 1, 6)
     bank.settle(spill.fail())
     assert entry.unwritable
-    bank.begin_to_save()
+    bank.filing.begin_to_save()
     assert finish(bank, spill) is entry
     assert entry.path is not None
 
@@ -354,8 +354,8 @@ def again(spill: ManualSpill, *, limit: int = 1 << 62) -> Bank:
 
 
 def saved(bank: Bank, spill: ManualSpill) -> None:
-    bank.begin_to_save()
-    while bank.at_work:
+    bank.filing.begin_to_save()
+    while bank.filing.at_work:
         finish(bank, spill)
 
 
@@ -373,8 +373,8 @@ def test_files_are_entries_of_the_next_process(bank: Bank, spill: ManualSpill) -
     found = following.find("m", "host", [1, 1])
     assert found == (following.entries[1], 2)
     told = fetch(following, found[0])
-    assert isinstance(following._spill, ManualSpill)
-    following.settle(following._spill.finish())
+    assert isinstance(following.filing._spill, ManualSpill)
+    following.settle(following.filing._spill.finish())
     assert told == [True]
     assert all((layer == 1).all() for layer in found[0].layers)
 

@@ -63,7 +63,7 @@ class Flushes:
         if self._bank is None:
             cleared("")
         else:
-            self._bank.when_cleared(cleared)
+            self._bank.filing.when_cleared(cleared)
 
     def break_down(self, error: TierdError) -> None:
         """The engine has failed: say so to those who wait."""

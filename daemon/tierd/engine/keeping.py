@@ -121,7 +121,7 @@ class Keeper:
         self._going, self._last = True, last
         self._due, self._asked = None, False
         self._failed = 0
-        bank.begin_to_save()
+        bank.filing.begin_to_save()
 
     def _go_on(self, bank: Bank, slots: Collection[Slot]) -> bool:
         """Have the next conversation brought out once the one before is written; return whether one is."""
@@ -134,14 +134,14 @@ class Keeper:
             if self._is_to_be_saved(bank, following, slots):
                 if self._bring_out(bank, following):
                     return True
-                if bank.at_work:
+                if bank.filing.at_work:
                     self._held = following
                     return False
                 self._miss(following.parked)
             if self._clock() >= end:
                 self._looking = True
                 return False
-        if bank.at_work:
+        if bank.filing.at_work:
             return False
         self._putting_back = True
         while self._missed:
@@ -213,9 +213,9 @@ class Keeper:
         self._missed.append(parked)
 
     def _end(self, bank: Bank) -> None:
-        bank.end_saving()
+        bank.filing.end_saving()
         self._going, self.finished = False, self._last
-        self.problem = bank.problem
+        self.problem = bank.filing.problem
         self._putting_back = False
         if self._settings.interval_s:
             self._due = self._clock() + self._settings.interval_s
