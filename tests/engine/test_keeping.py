@@ -40,12 +40,7 @@ ORIGIN = origin_of("0" * 64, "f16", "cpu avx2")
 ROOM = 1 << 16
 POSITIONS = 200
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where a model is, and what it takes to open it."""
-
-    open: Callable[[ModelSettings, Bank], Slot]
+Opens = Callable[[ModelSettings, Bank], Slot]
 
 
 def on_host(settings: ModelSettings, bank: Bank) -> Slot:
@@ -57,20 +52,19 @@ def on_device(settings: ModelSettings, bank: Bank) -> Slot:
 
 
 @pytest.fixture(params=[on_host, on_device], ids=["host", "device"])
-def place(request: pytest.FixtureRequest) -> Place:
-    return Place(request.param)
-
-
-HOST = Place(on_host)
+def opens(request: pytest.FixtureRequest) -> Opens:
+    """What opens a model in either place. Longer conversations than those of `place`, in fewer regions."""
+    opens: Opens = request.param
+    return opens
 
 
 @dataclass
 class Served:
-    """place: where models are that are loaded from now on."""
+    """opens: models that are loaded from now on."""
 
     harness: Harness
     bank: Bank
-    place: Place
+    opens: Opens
     asked: int = 0
 
     def ask(self, prompt: list[int], answer: int = 6) -> tuple[list[int], int]:
@@ -89,7 +83,7 @@ class Served:
 @contextmanager
 def daemon(
     folder: Path,
-    place: Place = HOST,
+    opens: Opens = on_host,
     *,
     models: tuple[ModelSettings, ...] = (NULL,),
     room: int = ROOM,
@@ -103,11 +97,11 @@ def daemon(
     bank = Bank(room, spill=spill)
     settings = Settings(state=StateSettings(dir=folder, **state))
     with running(
-        open_slot=lambda model: served.place.open(model, bank),
+        open_slot=lambda model: served.opens(model, bank),
         settings=settings,
         engine={"bank": bank, "inbox": inbox, "tier": tier},
     ) as harness:
-        served = Served(harness, bank, place)
+        served = Served(harness, bank, opens)
         harness.load(*models)
         yield served
     assert spill.close(PATIENCE)
@@ -121,10 +115,10 @@ def files(folder: Path) -> dict[Path, Header]:
     return {path: read_header(path) for path in folder.glob("*.rows")}
 
 
-def test_conversations_go_on_as_if_nothing_had_been(tmp_path: Path, place: Place) -> None:
+def test_conversations_go_on_as_if_nothing_had_been(tmp_path: Path, opens: Opens) -> None:
     """More of them than there are regions, some of one opening; over three lives."""
     asked = [prompt(1), prompt(2), [*prompt(1, 20), 5, 5], prompt(3, 60)]
-    with daemon(tmp_path / "never", place) as served:
+    with daemon(tmp_path / "never", opens) as served:
         expected = []
         talks = asked
         for turn in range(3):
@@ -133,7 +127,7 @@ def test_conversations_go_on_as_if_nothing_had_been(tmp_path: Path, place: Place
             talks = [[*tokens, turn, 9] for tokens, _ in answers]
     talks = asked
     for turn in range(3):
-        with daemon(tmp_path / "state", place) as served:
+        with daemon(tmp_path / "state", opens) as served:
             answers = [served.ask(talk) for talk in talks]
             assert answers == expected[turn]
             talks = [[*tokens, turn, 9] for tokens, _ in answers]
@@ -157,15 +151,15 @@ def test_a_model_that_keeps_nothing_finds_nothing(tmp_path: Path) -> None:
     with daemon(tmp_path) as served:
         served.ask(prompt(1))
     with daemon(
-        tmp_path, Place(lambda model, bank: null_slot(model, prefix_cache=False, bank=bank, origin=ORIGIN))
+        tmp_path, lambda model, bank: null_slot(model, prefix_cache=False, bank=bank, origin=ORIGIN)
     ) as served:
         assert served.ask(prompt(1))[1] == 0
 
 
-def test_a_flush_forgets_files_as_well(tmp_path: Path, place: Place) -> None:
-    with daemon(tmp_path, place) as served:
+def test_a_flush_forgets_files_as_well(tmp_path: Path, opens: Opens) -> None:
+    with daemon(tmp_path, opens) as served:
         served.ask(prompt(1))
-    with daemon(tmp_path, place) as served:
+    with daemon(tmp_path, opens) as served:
         served.harness.engine.flush().result(PATIENCE)
         assert files(tmp_path) == {}
         assert served.ask(prompt(1))[1] == 0
@@ -177,7 +171,7 @@ def test_a_flush_forgets_files_as_well(tmp_path: Path, place: Place) -> None:
 
 
 def test_a_flush_is_done_once_what_was_being_written_is_gone(
-    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opens: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_work, go_on, write = Event(), Event(), row_files.write
 
@@ -187,7 +181,7 @@ def test_a_flush_is_done_once_what_was_being_written_is_gone(
         write(*what)
 
     monkeypatch.setattr(row_files, "write", slowly)
-    with daemon(tmp_path, place, interval_s=0.01) as served:
+    with daemon(tmp_path, opens, interval_s=0.01) as served:
         served.ask(prompt(1))
         assert at_work.wait(PATIENCE)
         freed = served.harness.engine.flush()
@@ -198,8 +192,8 @@ def test_a_flush_is_done_once_what_was_being_written_is_gone(
         assert files(tmp_path) == {}
 
 
-def test_a_model_that_is_unloaded_has_no_file_left(tmp_path: Path, place: Place) -> None:
-    with daemon(tmp_path, place) as served:
+def test_a_model_that_is_unloaded_has_no_file_left(tmp_path: Path, opens: Opens) -> None:
+    with daemon(tmp_path, opens) as served:
         served.ask(prompt(1))
         served.harness.engine.drain().result(PATIENCE)
         assert len(files(tmp_path)) == 1
@@ -219,7 +213,7 @@ def test_files_that_cannot_be_removed_are_told(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_flush_of_one_model_leaves_what_is_being_saved_of_another(
-    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opens: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_work, go_on, read = Event(), Event(), NullExecutor.read_rows
 
@@ -229,7 +223,7 @@ def test_a_flush_of_one_model_leaves_what_is_being_saved_of_another(
         read(*what)
 
     monkeypatch.setattr(NullExecutor, "read_rows", slowly)
-    with daemon(tmp_path, place) as served:
+    with daemon(tmp_path, opens) as served:
         served.harness.load(model("other"))
         served.ask(prompt(1))
         drained = served.harness.engine.drain()
@@ -265,24 +259,24 @@ def test_a_load_that_fails_leaves_the_files_that_were_there(tmp_path: Path) -> N
         slot.home.executor.row_bytes = (4, 4)  # type: ignore[misc]
         return slot
 
-    with daemon(tmp_path, Place(on_device)) as served:
+    with daemon(tmp_path, on_device) as served:
         served.ask(prompt(1))
     kept = files(tmp_path)
     assert len(kept) == 1
-    with daemon(tmp_path, Place(seated), models=(model("owner"),), tier=stage.status) as served:
-        for place in (Place(seated), Place(other_layers)):
-            served.place = place
+    with daemon(tmp_path, seated, models=(model("owner"),), tier=stage.status) as served:
+        for opens in (seated, other_layers):
+            served.opens = opens
             stage.broken = [DeviceMemoryError("in pieces")]
             with pytest.raises(DeviceMemoryError):
                 served.harness.engine.load(NULL, activate=True).result(PATIENCE)
             assert files(tmp_path) == kept
-        served.place = Place(seated)
+        served.opens = seated
         served.harness.engine.load(NULL, activate=True).result(PATIENCE)
         assert served.ask(prompt(1))[1] == 29
 
 
-def test_by_interval_all_is_written_while_it_serves(tmp_path: Path, place: Place) -> None:
-    with daemon(tmp_path, place, interval_s=0.02) as served:
+def test_by_interval_all_is_written_while_it_serves(tmp_path: Path, opens: Opens) -> None:
+    with daemon(tmp_path, opens, interval_s=0.02) as served:
         said = [served.ask(prompt(index))[0] for index in range(4)]
         served.harness.snapshot_when(lambda _: len(files(tmp_path)) == 4)
         assert {header.tokens for header in files(tmp_path).values()} == {pack(each[:-1]) for each in said}
@@ -294,15 +288,15 @@ def test_by_interval_all_is_written_while_it_serves(tmp_path: Path, place: Place
         served.harness.snapshot_when(lambda _: len(files(tmp_path)) == 4)  # in place of what it goes on from
 
 
-def test_without_an_interval_nothing_is_written_before_the_end(tmp_path: Path, place: Place) -> None:
-    with daemon(tmp_path, place) as served:
+def test_without_an_interval_nothing_is_written_before_the_end(tmp_path: Path, opens: Opens) -> None:
+    with daemon(tmp_path, opens) as served:
         served.ask(prompt(1))
         assert files(tmp_path) == {}
     assert len(files(tmp_path)) == 1
 
 
-def test_a_drain_is_done_once_all_is_written(tmp_path: Path, place: Place) -> None:
-    with daemon(tmp_path, place) as served:
+def test_a_drain_is_done_once_all_is_written(tmp_path: Path, opens: Opens) -> None:
+    with daemon(tmp_path, opens) as served:
         for index in range(3):
             served.ask(prompt(index))
         operation = Operation("drain")
@@ -317,7 +311,7 @@ def test_a_drain_is_done_once_all_is_written(tmp_path: Path, place: Place) -> No
 
 
 def test_what_a_drain_has_written_is_not_written_again(
-    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opens: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written, write = [], row_files.write
 
@@ -326,7 +320,7 @@ def test_what_a_drain_has_written_is_not_written_again(
         write(path, *what)
 
     monkeypatch.setattr(row_files, "write", counted)
-    with daemon(tmp_path, place) as served:
+    with daemon(tmp_path, opens) as served:
         for index in range(3):
             served.ask(prompt(index))
         for _ in range(2):
@@ -356,14 +350,14 @@ def test_a_drain_waits_no_longer_than_the_settings_say(
 
 
 def test_a_drain_tells_of_what_could_not_be_written(
-    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, opens: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = row_files.write
 
     def badly(path: Path, *what: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    with daemon(tmp_path, place) as served:
+    with daemon(tmp_path, opens) as served:
         served.ask(prompt(1))
         monkeypatch.setattr(row_files, "write", badly)
         told = f"state.dir: cannot write {tmp_path / '0.rows'}: Read-only file system"
@@ -413,9 +407,9 @@ def test_the_latest_are_kept_where_there_is_no_room_for_all(
 
 
 def test_what_the_bank_never_has_room_for_is_not_kept(
-    tmp_path: Path, place: Place, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, opens: Opens, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with daemon(tmp_path, place, room=8 * 40) as served:
+    with daemon(tmp_path, opens, room=8 * 40) as served:
         served.ask(prompt(1, 50))
         served.ask(prompt(2))
     assert [header.tokens[0] for header in files(tmp_path).values()] == [2]
@@ -444,7 +438,7 @@ def test_what_does_not_end_keeps_nothing_of_others_from_being_written(tmp_path: 
             settings, device=device, pages=POSITIONS, bank=bank, origin=ORIGIN, before_step=before_step
         )
 
-    with daemon(tmp_path, Place(open_slot), models=(model("hung"), NULL)) as served:
+    with daemon(tmp_path, open_slot, models=(model("hung"), NULL)) as served:
         engine = served.harness.engine
         engine.submit(request("first", prompt(9), 1, model="hung"))
         gate.let(2)
