@@ -122,3 +122,24 @@ def test_who_matters_less_makes_room_in_a_full_queue(tiny_model: ModelSettings, 
         assert submitted(gated) == STREAMS + 1
         gated.gate.open()
         assert read(high).status_code == 200
+
+
+def test_a_response_in_the_background_fails_where_there_is_no_room(tiny_model: ModelSettings) -> None:
+    with (
+        queueing(tiny_model, capacity=0) as gated,
+        ExitStack() as stack,
+        gated.live.client() as client,
+    ):
+        for _ in range(STREAMS):
+            stack.enter_context(gated.live.send("/v1/completions", {"prompt": [1], "ignore_eos": True}))
+        wait_until(lambda: submitted(gated) == STREAMS)
+        made = client.responses.create(model="tiny", input="a", background=True)
+        wait_until(lambda: client.responses.retrieve(made.id).status == "failed")
+        failed = client.responses.retrieve(made.id)
+        assert failed.error is not None
+        assert failed.error.code == "rate_limit_exceeded"
+        assert "the queue is full" in failed.error.message
+        assert failed.output == []
+        *_, error, last = client.responses.create(model="tiny", input="a", background=True, stream=True)
+        assert (error.type, last.type) == ("error", "response.failed")
+        assert client.responses.cancel(made.id).status == "failed"

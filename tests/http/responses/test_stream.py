@@ -221,6 +221,29 @@ def test_thoughts_texts_and_calls_are_streamed_in_turn(scripted: tuple[Live, Scr
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
 
 
+def test_a_call_that_is_cut_off_says_so(scripted: tuple[Live, ScriptedBackend]) -> None:
+    live, backend = scripted
+    backend.says = '<tool_call>\n{"name": "look", "arguments": {"at": "me"}}\n</tool_call>'
+    body = {
+        "input": "hi",
+        "temperature": 0,
+        "max_output_tokens": backend.says.index('me"}'),
+        "tools": [{"type": "function", "name": "look"}],
+    }
+    with live.send("/v1/responses", body | {"stream": True}) as connection:
+        *_, done, item, last = events_of(read_until(connection, END))
+    (whole,) = live.post("/v1/responses", body).json()["output"]
+    assert (whole["arguments"], whole["status"]) == ('{"at": "', "incomplete")
+    assert (done["type"], done["arguments"]) == (
+        "response.function_call_arguments.done",
+        whole["arguments"],
+    )
+    assert item["item"]["status"] == "incomplete"
+    assert last["type"] == "response.incomplete"
+    (streamed,) = last["response"]["output"]
+    assert {**streamed, "id": "", "call_id": ""} == {**whole, "id": "", "call_id": ""}
+
+
 def test_a_call_is_answered_and_thoughts_are_given_back(scripted: tuple[Live, ScriptedBackend]) -> None:
     live, backend = scripted
     backend.says = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
