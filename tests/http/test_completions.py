@@ -16,7 +16,9 @@ from live import Gated, Live, serve, wait_until
 from reference.forward import forward
 from reference.oracle import log_softmax
 from tierd.backends.host import HostBackend
+from tierd.backends.null import NullBackend
 from tierd.chat.tokenizer import Tokenizer
+from tierd.core import Batch
 from tierd.http.echo import spell, token_starts
 from tierd.settings import KVSettings, ModelSettings, QueueSettings
 from tiny import write_gemma3, write_llama
@@ -231,6 +233,26 @@ def test_a_long_prompt_comes_in_parts(live: Live) -> None:
     assert len(texts) > 3
     assert "".join(texts) == text
     assert max(map(len, texts)) < len(text) / 2
+
+
+def test_the_choices_of_a_prompt_share_its_scores(tiny_model: ModelSettings) -> None:
+    """Which are computed once, also where the others have long answered."""
+    scored: list[int] = []
+
+    def count(batch: Batch) -> None:
+        scored.append(sum(len(chunk.targets) for chunk in batch.chunks))
+
+    asked = {"prompt": ["the of and " * 25, "and"], "n": 3, "echo": True, "logprobs": 1, "seed": 3}
+    with serve([tiny_model], backend=NullBackend(before_step=count)) as live:
+        whole = choices(live, **asked)
+        tokens = [len(choice["logprobs"]["tokens"]) - 8 for choice in whole[::3]]
+        assert sum(scored) == sum(tokens) - 2
+        assert max(scored) < max(tokens) / 2
+        assert streamed(live, **asked) == whole
+    for first in (0, 3):
+        told = [choice["logprobs"]["token_logprobs"][: tokens[first // 3]] for choice in whole[first:][:3]]
+        assert told[0] == told[1] == told[2]
+        assert len({choice["text"] for choice in whole[first:][:3]}) == 3
 
 
 def test_a_prompt_that_fills_the_context_can_be_scored(live: Live) -> None:

@@ -19,7 +19,8 @@ class CompletionFrames:
     """All frames of one completion; see sse.Frames.
 
     Token counts, where they are asked for, come in an object of their own, before [DONE]. Timings are in the
-    last object that there is.
+    last object that there is. What is told of a prompt comes with its first choice's events; the texts of the
+    others wait for it.
     """
 
     first = b""
@@ -45,15 +46,30 @@ class CompletionFrames:
 
     def encode(self, news: Iterable[tuple[int, TextEvent | FinishedEvent]]) -> bytes:
         """Return the frames of some (choice, event) pairs, in order."""
+        return b"".join(frame for index, event in news for frame in self._frames(index, event))
+
+    def _frames(self, index: int, event: TextEvent | FinishedEvent) -> list[bytes]:
+        choice = self._choices[index]
+        if isinstance(event, TextEvent) and event.prompt:
+            return self._prompt(index, event.prompt)
+        if choice.waits:
+            choice.waiting.append(event)
+            return []
+        if isinstance(event, TextEvent):
+            return choice.texts(event)
+        self._usages[index] = event.usage
+        return [*choice.rest(), *self._end(choice, event)]
+
+    def _prompt(self, first: int, scores: Sequence[core.TokenLogprobs]) -> list[bytes]:
+        """Return the frames of a part of a prompt, in each of its choices, and of what has waited for it."""
         frames = []
-        for index, event in news:
+        for index in range(first, first + self._each):
             choice = self._choices[index]
-            if isinstance(event, TextEvent):
-                frames += choice.texts(event)
-            else:
-                self._usages[index] = event.usage
-                frames += [*choice.rest(), *self._end(choice, event)]
-        return b"".join(frames)
+            frames.append(choice.prompt(scores))
+            if not choice.waits:
+                waiting, choice.waiting = choice.waiting, []
+                frames += [frame for event in waiting for frame in self._frames(index, event)]
+        return frames
 
     def _end(self, choice: _Choice, end: FinishedEvent) -> list[bytes]:
         if len(self._usages) < len(self._choices):
@@ -67,7 +83,10 @@ class CompletionFrames:
 
 
 class _Choice:
-    """One choice's frames. What stays the same is encoded once; a text costs its own JSON only."""
+    """One choice's frames. What stays the same is encoded once; a text costs its own JSON only.
+
+    waiting: events that are not told yet, as more of the prompt comes before.
+    """
 
     def __init__(
         self, heading: Heading, index: int, scribe: TextScribe, echo: Echo | None, include_usage: bool
@@ -78,12 +97,20 @@ class _Choice:
         self._echo = echo
         self._usage = None if include_usage else msgspec.UNSET
         self._head, self._tail = split(self._chunk)
+        self.waiting: list[TextEvent | FinishedEvent] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether more of the prompt is to be told before anything else."""
+        return self._echo is not None and self._echo.due
+
+    def prompt(self, scores: Sequence[core.TokenLogprobs]) -> bytes:
+        """Return the frame of more of the prompt."""
+        assert self._echo is not None
+        return self._chunk(*self._echo.show(scores))
 
     def texts(self, event: TextEvent) -> list[bytes]:
         """Return the frames of a text."""
-        if event.prompt:
-            assert self._echo is not None
-            return [self._chunk(*self._echo.show(event.prompt))]
         if event.logprobs:
             return [*self.rest(), self._chunk(event.text, self._scribe.write(event.logprobs))]
         return [*self.rest(), self._head + json_text(event.text) + self._tail]

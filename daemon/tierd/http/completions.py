@@ -102,7 +102,7 @@ class CompletionRoutes:
         if body.stream:
             frames = CompletionFrames(heading, include_usage, scribes, echoes, prompts=len(prompts))
             return EventStream(choices, frames)
-        answers = await _whole(choices, len(wanted))
+        answers = await _whole(choices, len(wanted), each)
 
         def written() -> Response:
             total = list_usage([answer.end.usage for answer in answers], each)
@@ -147,7 +147,8 @@ def requests_of(
 ) -> list[core.Request]:
     """Return what the engine is asked for, one for each choice, those of the first prompt first.
 
-    They differ in name and seed. Raises InvalidRequestError, ContextLengthExceededError.
+    They differ in name and seed, and of those of a prompt the first alone is told how likely that is.
+    Raises InvalidRequestError, ContextLengthExceededError.
     """
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequestError(
@@ -180,7 +181,8 @@ def requests_of(
             prompt_logprobs=told,
             grammar=grammar,
         )
-        wanted += translate.each_choice(first, body, entry)
+        scored, *others = translate.each_choice(first, body, entry)
+        wanted += [scored, *(replace(one, prompt_logprobs=None) for one in others)]
     return [replace(one, id=f"{name}/{i}" if i else name) for i, one in enumerate(wanted)]
 
 
@@ -205,8 +207,8 @@ class _Answer:
     end: FinishedEvent
 
 
-async def _whole(choices: Choices, count: int) -> list[_Answer]:
-    """Run a request to its end; return all its choices."""
+async def _whole(choices: Choices, count: int, each: int) -> list[_Answer]:
+    """Run a request to its end; return all its choices, `each` of which share a prompt."""
     events: list[list[TextEvent]] = [[] for _ in range(count)]
     ends: dict[int, FinishedEvent] = {}
     async with choices:
@@ -216,9 +218,10 @@ async def _whole(choices: Choices, count: int) -> list[_Answer]:
                     events[index].append(event)
                 else:
                     ends[index] = event
+    scores = [[entry for event in texts for entry in event.prompt] for texts in events[::each]]
     return [
         _Answer(
-            [entry for event in texts for entry in event.prompt],
+            scores[index // each],
             "".join(event.text for event in texts),
             [*(entry for event in texts for entry in event.logprobs), *ends[index].logprobs],
             ends[index],

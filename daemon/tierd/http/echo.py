@@ -72,6 +72,11 @@ class Echo:
         """Whether anything is to be shown yet."""
         return self._shown < len(self._prompt.ids)
 
+    @property
+    def due(self) -> bool:
+        """Whether that needs scores: of a prompt of one token there are none."""
+        return self._scribe is not None and self.left and len(self._prompt.ids) > 1
+
     def show(self, scores: Sequence[TokenLogprobs] = ()) -> tuple[str, TextLogprobs | None]:
         """Return the text, and its object, of the tokens that `scores` are of, which come next.
 
