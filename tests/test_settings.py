@@ -53,6 +53,7 @@ def test_manual_shows_every_setting_with_its_default() -> None:
     del expected["models"]
     del expected["keys"]
     expected["server"]["api_keys_file"] = ""
+    expected["server"]["hosts"] = expected["server"]["cors_origins"] = []
     expected["admin"]["token_file"] = ""
     expected["state"]["dir"] = ""
 
@@ -130,6 +131,8 @@ def test_unknown_key_is_named_with_the_nearest(settings_file: Path, text: str, m
         ("models = 1", "models must be written as [[models]] tables"),
         ("[models]\nid = 'a'", "models must be written as [[models]] tables"),
         ("server.listen = 8080", "server.listen must be text in quotes, not 8080"),
+        ("server.hosts = 'a'", "server.hosts must be a list of texts in quotes, not 'a'"),
+        ("server.hosts = [1]", "server.hosts must be a list of texts in quotes, not [1]"),
         ("engine.threads = 1.5", "engine.threads must be a whole number, not 1.5"),
         ("engine.threads = true", "engine.threads must be a whole number, not True"),
         ("[[models]]\nid='a'\npath='b'\ndefault=1", "models[0].default must be true or false, not 1"),
@@ -150,6 +153,8 @@ def test_wrong_type_is_named(settings_file: Path, text: str, message: str) -> No
     ("text", "message"),
     [
         ("server.listen = '127.0.0.1'", "server.listen must be HOST:PORT"),
+        ("server.hosts = ['a', 'b:1']", "server.hosts must hold names of hosts in small letters, without a"),
+        ("server.cors_origins = ['a']", 'server.cors_origins must hold origins such as "https://chat.exa'),
         ("engine.threads = -1", "engine.threads must lie between 0 and 1024, not -1"),
         ("engine.chunk_rows = 0", "engine.chunk_rows must lie between 1 and 65536, not 0"),
         ("kv.memory_mb = -1", "kv.memory_mb must be 0 or more, not -1"),

@@ -16,6 +16,7 @@
     │   ├── ResponseNotFoundError
     │   ├── ConflictError        it cannot be done as things stand: a name is taken, others are in the way
     │   ├── UnauthorizedError    a key or token is missing or wrong
+    │   ├── ForbiddenError       it comes by a name, or from a page, that is not to be let in
     │   ├── BusyError            too many requests wait: try again in a while that it names
     │   │   ├── QueueFullError
     │   │   ├── QueueTimeoutError
@@ -134,6 +135,12 @@ class UnauthorizedError(RequestError):
     """The request shows no key or token, or a wrong one."""
 
     code = "invalid_api_key"
+
+
+class ForbiddenError(RequestError):
+    """The request names a host that is not this server, or was made by a page of somebody else's."""
+
+    code = "forbidden"
 
 
 class BusyError(RequestError):

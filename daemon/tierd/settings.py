@@ -64,6 +64,23 @@ def _socket(value: str) -> str:
     return 'be "auto", "off" or a path that begins with /'
 
 
+def _host(value: str) -> str:
+    if value == "*" or re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", value):
+        return ""
+    return 'hold names of hosts in small letters, without a port, or "*"'
+
+
+def _origin(value: str) -> str:
+    if value == "*" or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/]+", value):
+        return ""
+    return 'hold origins such as "https://chat.example.org", or "*"'
+
+
+def _each(check: Check) -> Check:
+    """Ask it of each entry of a list."""
+    return lambda values: next(filter(None, map(check, values)), "")
+
+
 def _model_id(value: str) -> str:
     if re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", value):
         return ""
@@ -114,6 +131,7 @@ class ServerSettings:
     """`[server]`: the public listener, its readers and its end.
 
     api_keys_file: names the keys of whom it serves, see `http.keys`; None: it serves everybody.
+    hosts, cors_origins: see `http.doors`.
     connections: most of them at the same time. request_timeout_s: a request must arrive within it.
     reader_backlog: pieces of text of one stream that its client has not taken; with so many it pauses.
     reader_timeout_s: how long a stream pauses for its client before it is cancelled.
@@ -122,6 +140,8 @@ class ServerSettings:
 
     listen: str = field(default="127.0.0.1:8080", metadata=_checked(_address))
     api_keys_file: Path | None = None
+    hosts: tuple[str, ...] = field(default=(), metadata=_checked(_each(_host)))
+    cors_origins: tuple[str, ...] = field(default=(), metadata=_checked(_each(_origin)))
     connections: int = field(default=512, metadata=_checked(_within(1, 65536)))
     request_timeout_s: float = field(default=60.0, metadata=_checked(_within(0.1, 3600)))
     reader_backlog: int = field(default=256, metadata=_checked(_within(1, 65536)))
@@ -582,6 +602,8 @@ def _convert(origin: _Origin, key: str, wanted: Any, value: Any, locate: Callabl
             return math.inf if value > 0 else -math.inf
     if wanted in _WORDS and type(value) is wanted:
         return value
+    if wanted == tuple[str, ...] and isinstance(value, list) and all(type(one) is str for one in value):
+        return tuple(value)
     if wanted in (Path, Path | None) and isinstance(value, str) and "\0" not in value:
         if value:
             try:
@@ -598,6 +620,7 @@ _WORDS: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
     str: "text in quotes",
+    tuple[str, ...]: "a list of texts in quotes",
 }
 
 

@@ -95,6 +95,9 @@ def check(answer: Answer) -> None:
     if kind.startswith("text/event-stream"):
         assert answer.body.endswith(b"data: [DONE]\n\n"), answer
         return
+    if answer.status == 200 and kind.startswith("text/html"):  # the status page
+        assert "content-security-policy" in answer.headers, answer
+        return
     assert kind.startswith("application/json"), answer
     if not answer.body:  # of a HEAD request
         return
@@ -102,7 +105,7 @@ def check(answer: Answer) -> None:
     if answer.status == 200:
         assert "error" not in content, answer
         return
-    assert answer.status in (400, 401, 404, 405, 408, 413, 429, 431, 503), answer
+    assert answer.status in (400, 401, 403, 404, 405, 408, 413, 429, 431, 503), answer
     assert set(content) == {"error"}, answer
     assert set(content["error"]) == {"message", "type", "param", "code"}, answer
     message = content["error"]["message"]

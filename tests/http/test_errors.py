@@ -374,7 +374,7 @@ def test_a_large_body_is_a_413(live: Live, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/page/", 404),
         ("GET", "/v2/models", 404),
         ("POST", "/v1/chat/completions/", 404),
         ("GET", CHAT, 405),

@@ -22,6 +22,7 @@ from tierd import __version__
 from tierd.engine import CatalogueEntry, Engine, ModelSnapshot, RegionState
 from tierd.errors import UnauthorizedError
 from tierd.http.commands import CommandRoutes
+from tierd.http.doors import Doors
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.operations import OperationRoutes, Operations
 from tierd.http.page import PageRoutes, is_page_file
@@ -273,7 +274,7 @@ def create_admin_app(
             *OperationRoutes(operations).routes(),
             *PageRoutes(engine, roster, admin=True).routes(),
         ],
-        middleware=[Middleware(ErrorBoundary), *gates],
+        middleware=[Middleware(ErrorBoundary), Middleware(Doors), *gates],
         exception_handlers={HTTPException: route_error},
     )
     app.router.redirect_slashes = False

@@ -14,6 +14,7 @@ from tierd.engine import Engine
 from tierd.http.auth import KeyGate
 from tierd.http.chat import ChatRoutes
 from tierd.http.completions import CompletionRoutes
+from tierd.http.doors import Doors, cors
 from tierd.http.embeddings import EmbeddingRoutes
 from tierd.http.encoder import Encoder
 from tierd.http.errors import ErrorBoundary, route_error
@@ -73,7 +74,9 @@ def create_app(
             *PageRoutes(engine, roster, guarded=keys is not None).routes(),
         ],
         middleware=[
+            *cors(settings.server.cors_origins),
             Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect}),
+            Middleware(Doors, hosts=settings.server.hosts, origins=settings.server.cors_origins),
             Middleware(KeyGate, keys=keys, share_prefix=settings.kv.share_prefix),
             Middleware(QuotaGate, quotas=Quotas(settings.keys)),
         ],

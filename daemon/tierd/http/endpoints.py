@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from tierd.errors import (
     BusyError,
+    ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
     ResponseNotFoundError,
@@ -86,7 +87,7 @@ class Endpoint:
 
 # What any request may end with: before its route is known, in OpenAI's shape, and by a fault of tierd's.
 UNROUTED: Errors = (LateRequestError, HeadTooLargeError)
-ANYWHERE: Errors = (InvalidRequestError, TierdError)
+ANYWHERE: Errors = (InvalidRequestError, ForbiddenError, TierdError)
 _POSTED: Errors = (InvalidRequestError, BodyTooLargeError)
 _TEXT: Errors = (*_POSTED, ModelNotFoundError)
 _MODEL: Errors = (*_TEXT, BusyError, SlowReaderError, UnavailableError)
