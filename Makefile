@@ -28,6 +28,8 @@ DEVICE_RIVAL := .venv-bench-vulkan
 CYLLAMA_VULKAN := cyllama-vulkan==0.2.18
 DEVICE_RIVAL_PYTHON := 3.11
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard hostkernels/* shaders/*.*)
+# What says whether the units are sound, and what plays their restrictions. Tests need them.
+SYSTEMD := systemd bubblewrap
 # A software device, and what watches over its use. Tests need them; serving does not.
 VULKAN := libvulkan1 mesa-vulkan-drivers vulkan-validationlayers
 SANITIZED := build/sanitize/libhostkernels.so
@@ -49,7 +51,7 @@ tour: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## serve two models th
 
 models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
-test: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests, in parts, two at a time (JOBS=1: one by one)
+test: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests, in parts, two at a time (JOBS=1: one by one)
 	@echo 'Each part of the tests is shown once it is done.'
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going test-rest test-levels test-device sanitize
 
@@ -59,7 +61,7 @@ test-device: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) 
 test-levels: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests of the kernels at the CPU's other levels
 	$(BIN)/python tests/other_levels.py
 
-test-rest: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all other tests, those of the best level included
+test-rest: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all other tests, those of the best level included
 	$(BIN)/python -m pytest $(DEVICE_TESTS:%=--ignore=%)
 
 test-long: export TIERD_TEST_RESULTS := $(CURDIR)/tests/bench/results/long
@@ -68,7 +70,7 @@ test-long: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ##
 	$(BIN)/python -m pytest -m '' $(ORACLE_TESTS) --timeout 1800
 	$(BIN)/python tests/other_levels.py -m long --timeout 1800
 
-test-lowest: $(VENV)/.created $(VENV)/.vulkan $(VENV)/.chromium $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests on the lowest versions of the dependencies
+test-lowest: $(VENV)/.created $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests on the lowest versions of the dependencies
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tools/lowest_bounds.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --constraint $(LOWEST)/constraints.txt --editable '.[test]'
@@ -131,6 +133,10 @@ $(VENV)/.chromium: | $(VENV)/.created
 
 $(VENV)/.vulkan: | $(VENV)/.created
 	@sh tools/debian_packages.sh $(PYTHON) $(VULKAN)
+	@touch $@
+
+$(VENV)/.systemd: | $(VENV)/.created
+	@sh tools/debian_packages.sh $(PYTHON) $(SYSTEMD)
 	@touch $@
 
 # Where it cannot be had this says why, and all goes on without it.

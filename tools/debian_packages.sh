@@ -39,6 +39,8 @@ present() {
         libfmt-dev) has_header fmt/core.h ;;
         pybind11-dev) has_header pybind11/pybind11.h ;;
         nodejs) command -v node >/dev/null ;;
+        systemd) command -v systemd-analyze >/dev/null ;;
+        bubblewrap) command -v bwrap >/dev/null ;;
         *) command -v "$1" >/dev/null ;;
     esac
 }
