@@ -259,7 +259,7 @@ class DanceMachine(ServingMachine):
         switch = self.loop.dance.switch
         if switch is not None:
             self.seen[switch.phase] += 1
-            self.seen["forced"] += switch.forced
+            self.seen["forced"] += switch.reason == "admin"
             self.seen["nobody comes"] += switch.incoming is None
             self.seen["unload in a switch"] += any(slot.id in self.loop.unloads for slot in switch.outgoing)
         for slot in self.slots:

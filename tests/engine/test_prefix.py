@@ -248,7 +248,7 @@ def test_without_the_cache_there_is_nothing_to_tell() -> None:
             harness.engine.submit(request(name, ALPHABET[:9], 4))
             assert harness.mail.terminal(name) == FinishedEvent(FinishReason.LENGTH, Usage(9, 4, 0))
         sample = partial(harness.metrics.registry.get_sample_value, labels={"model": "null"})
-        assert sample("tierd_prefix_cache_queries_total") is None
+        assert sample("tierd_prefix_cache_queries_total") == 0
         assert harness.engine.snapshot.models["null"].pages_free == 64
 
 

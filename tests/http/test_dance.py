@@ -77,9 +77,12 @@ def switches(served: Daemon, model: str) -> int:
     """Return how often a model has come to the device."""
     metrics = httpx.get(f"{served.url}/metrics", trust_env=False).text
     found = re.search(
-        rf'^tierd_switches_total{{model="{model}",outcome="done"}} (\d+)', metrics, re.MULTILINE
+        rf'^tierd_switches_total{{model="{model}",outcome="done",reason="waiting"}} (\d+)',
+        metrics,
+        re.MULTILINE,
     )
-    return 0 if found is None else int(found[1])
+    assert found is not None
+    return int(found[1])
 
 
 def test_two_requests_at_a_time_for_two_models_that_are_away(served: Daemon, client: openai.OpenAI) -> None:

@@ -165,6 +165,26 @@ def test_a_stale_claim_is_good_for_nothing() -> None:
     regions.unpin(claim)
 
 
+def test_all_that_happens_to_claims_is_counted_once() -> None:
+    regions = Regions[Stream](3)
+    before = regions.counts
+    claim = parked(regions, [1, 2, 3])
+    assert before == {}
+    assert regions.counts == {"parked": 1}
+    stream = Stream([1, 2, 3, 4], 3)
+    regions.adopt(stream, claim, 3)
+    regions.fork(stream)
+    regions.withdraw(stream)
+    regions.take(parked(regions, [5]), Stream())
+    assert regions.counts == {"parked": 2, "adopted": 1, "forked": 1, "died": 1}
+    parked(regions, [6])
+    regions.lose()
+    assert regions.counts == {"parked": 3, "adopted": 1, "forked": 1, "died": 2}
+    assert numbers(regions) == (3, 0, 0, 0)
+    with pytest.raises(ValueError, match="has no region"):
+        regions.fork(claim)
+
+
 def test_the_longest_opening_is_found_among_parked_and_live() -> None:
     regions = Regions[Stream](4)
     short, long = parked(regions, [1, 2]), parked(regions, [1, 2, 3, 4])

@@ -75,8 +75,6 @@ def run(settings: Settings) -> None:
         if bank.count:
             log.info("state.dir: found %d conversations of before, %s", bank.count, mib(bank.spilled))
         tier = Tier(settings, HostSite(backend, bank=bank), backend.pool, bank=bank, gone=gone)
-        metrics.gpu_memory.labels("used").set_function(lambda: tier.status().used)
-        metrics.gpu_memory.labels("budget").set_function(lambda: tier.status().budget)
         engine = Engine(
             mailboxes.deliver,
             open_slot=tier.open,

@@ -314,7 +314,7 @@ class Dance:
                 self._answers.give(wanted.activated, {})
                 continue
             self._wanting = wanted
-            self._begin(slot, outgoing, forced=True, operation=wanted.operation)
+            self._begin(slot, outgoing, "admin", operation=wanted.operation)
             return True
         return False
 
@@ -350,7 +350,8 @@ class Dance:
         due = next_switch(standings, budget, rules, now)
         if due is not None:
             incoming = None if due.incoming is None else self._slots[due.incoming]
-            self._begin(incoming, due.outgoing)
+            reason = "idle" if incoming is None else "waiting" if incoming in self._asked else "wished"
+            self._begin(incoming, due.outgoing, reason)
             return True
         ends = [next_look(standings, budget, rules, now)]
         ends += [end for end in self._kept.values() if end > now]
@@ -362,8 +363,7 @@ class Dance:
         self,
         incoming: Slot | None,
         outgoing: Iterable[str],
-        *,
-        forced: bool = False,
+        reason: str,
         operation: Operation | None = None,
     ) -> None:
         leaving = [self._slots[model] for model in outgoing]
@@ -375,19 +375,19 @@ class Dance:
         self.switch = Switch(
             incoming,
             leaving,
+            reason,
             resume=self._settings.resume,
             fallbacks=self._fallbacks,
             inbox=self._inbox,
             operation=operation,
-            forced=forced,
         )
 
     def _settle(self, switch: Switch) -> None:
         """Book a switch that has ended."""
         self.switch, now = None, self._clock()
         wanting, self._wanting = self._wanting, None
-        self._ledger.switched(switch.incoming, switch.seconds, failed=switch.error is not None)
         self.recent = (*self.recent, _record(switch, now))[-_REMEMBERED:]
+        self._ledger.switched(switch.incoming, switch.reason, switch.seconds, failed=switch.error is not None)
         for slot in (*switch.outgoing, *([] if switch.incoming is None else [switch.incoming])):
             if slot.there:
                 self._arrived[slot] = now
@@ -403,7 +403,7 @@ class Dance:
             if switch.incoming is not None:
                 self._last_s = switch.idle_s
                 self._bars.pop(switch.incoming, None)
-                if switch.forced:
+                if switch.reason == "admin":
                     self._kept[switch.incoming] = now + self._rules.hold_s
             phases = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in switch.seconds.items())
             log.info("switch: done in %.2f s (%s)", now - switch.began, phases)

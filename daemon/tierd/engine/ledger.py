@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
+
+from prometheus_client import Counter as Metric
 
 from tierd.backends.protocol import Result
 from tierd.core import FailedEvent, Request, Sequence, TerminalEvent, Usage
@@ -61,17 +62,29 @@ class Ledger:
     totals: by model.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, configured: Collection[str] = ()) -> None:
+        """configured: models that the settings name."""
         self.totals: dict[str, Totals] = {}
         self._metrics = metrics
+        self._configured = frozenset(configured)
         self._timelines: dict[str, Timeline] = {}
         self._service_s: dict[str, float] = {}  # by model
-        self._outcomes: dict[str, str] = {}  # by model, as the metric has it
-        self._preemptions: dict[str, Counter[str]] = {}  # by model, as counted
+        self._preemptions: dict[str, Mapping[str, int]] = {}  # by model, as counted
+        self._claims: dict[str, Mapping[str, int]] = {}  # by model, as counted
 
     def service_s(self, model: str) -> float:
         """Return how long the model's requests run from their first rows to their end; 0 before any has."""
         return self._service_s.get(model, 0.0)
+
+    def enter(self, model: str, *, device: bool) -> None:
+        """Note a model that has been loaded. device: it is meant for a device."""
+        self._metrics.enter(model, device=device)
+
+    def loaded(self, model: str, *, failed: bool) -> None:
+        """Note how a load ended."""
+        if failed and model not in self._configured:  # its name says nothing, and there is no end of names
+            model = NO_MODEL
+        self._metrics.loads.labels(model, "failed" if failed else "done").inc()
 
     def refused(self, request: Request, submitted: float, error: RequestError, *, known: bool) -> None:
         """Note a request that was not taken in. known: its model is one of those loaded."""
@@ -96,6 +109,7 @@ class Ledger:
                 started.append(sequence)
                 metrics.reprefilled.labels(model).inc(sequence.refed)
                 metrics.queue_wait.labels(model).observe(now - timeline.submitted)
+                metrics.cached_tokens.labels(model).inc(sequence.cached)
                 if slot.home.keeps and sequence.request.shares:
                     metrics.prefix_queries.labels(model).inc(len(sequence.request.prompt))
                     metrics.prefix_hits.labels(model).inc(sequence.cached)
@@ -116,6 +130,7 @@ class Ledger:
         metrics, model, now = self._metrics, slot.id, time.monotonic()
         first, between = metrics.time_to_first_token.labels(model), metrics.inter_token.labels(model)
         totals = self.totals.setdefault(model, Totals())
+        prefill = metrics.prefill.labels(model)
         fed = sampled = discarded = 0
         for sequence, chunk, token in zip(step.sequences, step.chunks, tokens, strict=True):
             discarded += chunk.draws and token is None
@@ -132,6 +147,8 @@ class Ledger:
                 first.observe(now - timeline.submitted)
                 totals.first_tokens += 1
                 totals.first_token_s += now - timeline.submitted
+                assert timeline.started is not None
+                prefill.observe(now - timeline.started)
             else:
                 between.observe(now - timeline.last_token)
                 totals.gaps += 1
@@ -147,10 +164,12 @@ class Ledger:
         metrics.logit_rows_read.labels(model).inc(result.rows_read)
         metrics.hidden_rows_read.labels(model).inc(result.hidden_read)
 
-    def switched(self, incoming: Slot | None, seconds: Mapping[str, float], *, failed: bool) -> None:
-        """Note a switch that has ended. seconds: of its phases."""
+    def switched(
+        self, incoming: Slot | None, reason: str, seconds: Mapping[str, float], *, failed: bool
+    ) -> None:
+        """Note a switch that has ended. reason: one of the metric's. seconds: of its phases."""
         model = NO_MODEL if incoming is None else incoming.id
-        self._metrics.switches.labels(model, "failed" if failed else "done").inc()
+        self._metrics.switches.labels(model, reason, "failed" if failed else "done").inc()
         for phase, count in seconds.items():
             self._metrics.switch_seconds.labels(phase).observe(count)
 
@@ -159,20 +178,7 @@ class Ledger:
         self._service_s.pop(model, None)
         self.totals.pop(model, None)
         self._preemptions.pop(model, None)
-        metrics = self._metrics
-        if model in self._outcomes:
-            metrics.model_outcome.labels(model, self._outcomes.pop(model)).set(0)
-        for gauge in (
-            metrics.running,
-            metrics.waiting,
-            metrics.paused,
-            metrics.preempted,
-            metrics.pages_used,
-            metrics.pages_cached,
-            metrics.pages_total,
-            metrics.on_device,
-        ):
-            gauge.labels(model).set(0)
+        self._claims.pop(model, None)
 
     def closed(self, sequence: Sequence, event: TerminalEvent) -> TerminalEvent:
         """Note a request's end; return it with what it took."""
@@ -189,38 +195,35 @@ class Ledger:
             ran = now - timeline.started
             mean = self._service_s.setdefault(request.model, ran)
             self._service_s[request.model] = mean + LATEST * (ran - mean)
+        first, last = timeline.first_token, timeline.last_token
+        if first is not None and last is not None and last > first:
+            self._metrics.decode.labels(request.model).observe(last - first)
         _log(request, sequence, timeline, now, outcome, error)
         if isinstance(event, FailedEvent):
             return event
         return replace(event, usage=timeline.on(event.usage, now))
 
     def published(self, snapshot: Snapshot) -> None:
-        """Set the gauges, and count what has been preempted since."""
-        bank = snapshot.bank
-        for kind, count in (("used", bank.used), ("limit", bank.limit), ("spilled", bank.spilled)):
-            self._metrics.bank_bytes.labels(kind).set(count)
+        """Count what the models' homes and queues have counted since."""
         for model, state in snapshot.models.items():
-            if self._outcomes.get(model) != state.outcome:
-                self._set_outcome(model, state.outcome)
-            self._metrics.on_device.labels(model).set(state.seat in ("on", "leaving"))
-            self._metrics.running.labels(model).set(state.running)
-            self._metrics.waiting.labels(model).set(state.waiting)
-            self._metrics.paused.labels(model).set(state.paused)
-            self._metrics.preempted.labels(model).set(state.preempted)
             if state.preemptions:
-                for rows, count in (state.preemptions - self._preemptions.get(model, Counter())).items():
-                    self._metrics.preemptions.labels(model, rows).inc(count)
-                self._preemptions[model] = state.preemptions
-            self._metrics.pages_used.labels(model).set(state.pages_used)
-            self._metrics.pages_cached.labels(model).set(state.pages_cached)
-            self._metrics.pages_total.labels(model).set(state.pages_total)
+                _count(self._metrics.preemptions, model, state.preemptions, self._preemptions)
+            if state.claims:
+                _count(self._metrics.claims, model, state.claims, self._claims)
 
-    def _set_outcome(self, model: str, outcome: str) -> None:
-        before = self._outcomes.get(model)
-        if before is not None:
-            self._metrics.model_outcome.labels(model, before).set(0)
-        self._metrics.model_outcome.labels(model, outcome).set(1)
-        self._outcomes[model] = outcome
+
+def _count(
+    counter: Metric, model: str, totals: Mapping[str, int], counted: dict[str, Mapping[str, int]]
+) -> None:
+    """Count by how much totals have grown; they begin anew where a model is put on its device again."""
+    before = counted.get(model, {})
+    if totals is before:
+        return
+    if any(totals.get(word, 0) < count for word, count in before.items()):
+        before = {}
+    for word, total in totals.items():
+        counter.labels(model, word).inc(total - before.get(word, 0))
+    counted[model] = totals
 
 
 def _outcome(error: TierdError) -> str:

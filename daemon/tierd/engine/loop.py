@@ -19,6 +19,7 @@ from tierd.engine.devices import Devices
 from tierd.engine.draining import Drains
 from tierd.engine.fallbacks import Fallbacks
 from tierd.engine.flushing import Flushes
+from tierd.engine.gauges import Gauges
 from tierd.engine.keeping import Keeper
 from tierd.engine.ledger import Ledger
 from tierd.engine.messages import (
@@ -84,7 +85,8 @@ class Loop:
         self.snapshot = Snapshot()
         self._inbox = inbox
         self._bank = bank
-        self._ledger = Ledger(metrics)
+        self._ledger = Ledger(metrics, [model.id for model in settings.models])
+        Gauges(metrics, lambda: self.snapshot, tier, settings.queue)
         self._answers = Answers()
         self._devices = Devices(inbox, settings.engine.gap_ms / 1000)
         self._streams = Streams(inbox, deliver, self._ledger, settings)

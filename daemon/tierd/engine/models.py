@@ -126,6 +126,7 @@ class Models:
             return
         self.slots[result.id] = result
         self._fallbacks.enter(result)
+        self._ledger.enter(result.id, device=result.id in self._fallbacks.passes)
         self._dance.enter(result)
         self._devices.enter(result)
         if not load.activate or result.seat is None or result.there:
@@ -228,12 +229,14 @@ class Models:
         del self.loads[slot.id]
         if self._bank is not None:
             self._bank.review(slot.id, slot.home.origin, slot.executor.row_bytes)
+        self._ledger.loaded(slot.id, failed=False)
         entry = describe(slot)
         self.catalogue = self.catalogue.extend(entry, loading=self.loads)
         self._answers.give(load.loaded, entry)
 
     def _fail(self, load: Load, error: BaseException) -> None:
         del self.loads[load.settings.id]
+        self._ledger.loaded(load.settings.id, failed=True)
         self.catalogue = self.catalogue.extend(loading=self.loads)
         load.loaded.set_exception(error)
 

@@ -156,6 +156,7 @@ class ModelSnapshot:
     rails: where its layers' matmuls are; None where the model is whole in one place.
     regions: of its K/V on the device, in order; region_positions: what each holds. prefill_window: most rows
     of a step. prefill_continues: whether a prompt may be fed in several.
+    claims: how often what became of the regions' conversations, by what; see `tier.regions.Regions.counts`.
     sessions: running streams, in order of admission. passes: see `tier.passes.Passes`.
     totals: a copy.
     """
@@ -180,6 +181,7 @@ class ModelSnapshot:
     prefill_window: int = 0
     prefill_continues: bool = True
     regions: tuple[RegionSnapshot, ...] = ()
+    claims: Mapping[str, int] = field(default_factory=dict)
     sessions: tuple[SessionSnapshot, ...] = ()
     passes: Mapping[PassReason, int] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
@@ -263,6 +265,7 @@ def _model(slot: Slot, passes: Passes | None, totals: Totals | None) -> ModelSna
         prefill_window=slot.executor.max_rows,
         prefill_continues=slot.executor.prefill_continues,
         regions=_regions(slot, home) if isinstance(home, DeviceHome) else (),
+        claims=home.regions.counts if isinstance(home, DeviceHome) else {},
         sessions=tuple(_session(slot, sequence) for sequence in streams),
         passes={} if passes is None else passes.status,
         totals=Totals() if totals is None else copy.copy(totals),

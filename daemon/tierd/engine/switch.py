@@ -34,7 +34,7 @@ PHASES = ("pause", "hydrate", "drop", "save", "restore", "rearm", "rehome")
 class Switch:
     """A switch that has begun. The engine thread alone uses it, but for the phases from drop to rearm.
 
-    incoming: who comes, None where a model only leaves. outgoing: who leave. forced: by an administrator.
+    incoming: who comes, None where a model only leaves. outgoing: who leave. reason: why, see the metric.
     operation: is told of the phases. seconds: of each phase that is over. error: why it failed, once it has.
     ended: whether nothing is left to do.
     """
@@ -43,18 +43,18 @@ class Switch:
         self,
         incoming: Slot | None,
         outgoing: Iterable[Slot],
+        reason: str,
         *,
         resume: str,
         fallbacks: Fallbacks,
         inbox: SimpleQueue[Message],
         operation: Operation | None = None,
-        forced: bool = False,
     ) -> None:
         """Begin it: those who leave are given no more steps. resume: see SwitchSettings."""
         self.incoming = incoming
         self.outgoing = tuple(outgoing)
         self._emptied = [slot for slot in self.outgoing if _seat(slot).holds_rows]  # of their rows, first
-        self.forced = forced
+        self.reason = reason
         self.operation = operation
         self.seconds: dict[str, float] = {}
         self.phase = ""

@@ -23,6 +23,7 @@ from tierd.http.keys import Keys
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.messages.errors import MessagesDialect
 from tierd.http.messages.routes import MessageRoutes
+from tierd.http.metrics import MetricsRoutes
 from tierd.http.models import ModelRoutes
 from tierd.http.openapi import openapi_route
 from tierd.http.page import PageRoutes
@@ -69,7 +70,8 @@ def create_app(
             *MessageRoutes(turns, engine, encoder, roster).routes(),
             *EmbeddingRoutes(engine, mailboxes, encoder, roster).routes(),
             *TextRoutes(engine, encoder, roster).routes(),
-            *HealthRoutes(engine, metrics).routes(),
+            *HealthRoutes(engine).routes(),
+            *MetricsRoutes(metrics).routes(),
             openapi_route(guarded=keys is not None),
             *PageRoutes(engine, roster, guarded=keys is not None).routes(),
         ],

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from tierd.errors import (
     BusyError,
@@ -24,6 +23,7 @@ from tierd.errors import (
 )
 from tierd.http.embedding_shapes import EmbeddingBody, VectorList
 from tierd.http.errors import BodyTooLargeError, ErrorBody, HeadTooLargeError, LateRequestError
+from tierd.http.exposition import PLAIN
 from tierd.http.messages.requests import ConversationBody, MessagesBody
 from tierd.http.messages.shapes import ErrorEvent, Event, Message, TokenCount
 from tierd.http.page.state import PageState
@@ -284,7 +284,7 @@ ENDPOINTS: Sequence[Endpoint] = (
         summary="Return the metrics in Prometheus' text format.",
         tag="watching",
         answer=str,
-        media_type=CONTENT_TYPE_LATEST,
+        media_type=PLAIN.media_type,
     ),
     Endpoint(
         method="get",

@@ -1,8 +1,7 @@
-"""Routes for those who watch: answered from what the engine has published, waking nobody."""
+"""The route for load balancers: answered from what the engine has published, waking nobody."""
 
 from __future__ import annotations
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -10,19 +9,17 @@ from starlette.routing import Route
 from tierd.engine import Engine
 from tierd.errors import UnavailableError
 from tierd.http.shapes import Health, json_response
-from tierd.metrics import Metrics
 
 
 class HealthRoutes:
-    """Endpoints `/health` and `/metrics`."""
+    """Endpoint `/health`."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._metrics = metrics
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route("/health", self.health), Route("/metrics", self.metrics)]
+        return [Route("/health", self.health)]
 
     async def health(self, request: Request) -> Response:
         """Tell whether a model can answer. Raises UnavailableError when none can."""
@@ -31,7 +28,3 @@ class HealthRoutes:
         if catalogue.closed or not models:
             raise UnavailableError(catalogue.closed or "no model is ready; try again later")
         return json_response(Health("ok", models))
-
-    async def metrics(self, request: Request) -> Response:
-        """Return the metrics in Prometheus' text format."""
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)

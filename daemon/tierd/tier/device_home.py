@@ -242,7 +242,7 @@ class DeviceHome:
         self._written.clear()
         self._withdrawn.clear()
         self._tokens.clear()
-        self.regions = Regions(self.regions.count)
+        self.regions.lose()
 
     def _may_share(self, sequence: Sequence) -> bool:
         """Whether a stream may go on with rows that others have computed."""
@@ -318,8 +318,7 @@ class DeviceHome:
             if opening.claim is not None:
                 self.regions.touch(opening.claim)
             if owner is not None:
-                source = self.regions.region_of(owner)
-                assert source is not None
+                source = self.regions.fork(owner)
                 self.executor.copy_rows(source, sequence.pages[0], opening.positions)
             self._begin(sequence, opening.positions)
         self._release(opening)

@@ -9,7 +9,7 @@ that they are gone.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Generic, NewType, Protocol, TypeVar
@@ -88,12 +88,17 @@ class _Parked:
 
 
 class Regions(Generic[_Session]):
-    """Regions 0 to count - 1. Always free + live + parked + leaving = count."""
+    """Regions 0 to count - 1. Always free + live + parked + leaving = count.
 
-    __slots__ = ("_free", "_leaving", "_live", "_parked", "count")
+    counts: how many claims were "parked" and "adopted", have "died" otherwise, and how often a conversation
+    was "forked", ever; what there was none of is not there. It is replaced, never changed.
+    """
+
+    __slots__ = ("_free", "_leaving", "_live", "_parked", "count", "counts")
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.counts: Mapping[str, int] = {}
         self._free = list(range(count - 1, -1, -1))  # the lowest on top
         self._live: dict[_Session, int] = {}
         self._parked: dict[Claim, _Parked] = {}  # in order of last use, the oldest first
@@ -138,6 +143,7 @@ class Regions(Generic[_Session]):
             self._free.append(region)
             return None
         claim = Claim(next(_numbers))
+        self._note("parked")
         self._parked[claim] = _Parked(region, pack(tokens), session.owner)
         return claim
 
@@ -155,8 +161,28 @@ class Regions(Generic[_Session]):
         if not 0 <= positions <= have:
             raise ValueError(f"cannot adopt {positions} positions of claim {claim}: it has {have}")
         del self._parked[claim]
+        self._note("adopted")
         self._live[session] = parked.region
         return parked.region
+
+    def fork(self, owner: _Session | Claim) -> int:
+        """Return the region of a session or of a claim, whose rows are about to be copied to another one.
+
+        ValueError when it has none.
+        """
+        region = self.region_of(owner)
+        if region is None:
+            raise ValueError("nothing to copy: whose rows these were has no region")
+        self._note("forked")
+        return region
+
+    def lose(self) -> None:
+        """Free all regions: what was in them is gone, and all claims die."""
+        self._note("died", len(self._parked))
+        self._free = list(range(self.count - 1, -1, -1))
+        self._live.clear()
+        self._parked.clear()
+        self._leaving.clear()
 
     def find(self, tokens: Tokens, minimum: int = 1) -> Match[_Session] | None:
         """Return the parked or live conversation with the longest opening of these tokens, `minimum` or more.
@@ -288,6 +314,10 @@ class Regions(Generic[_Session]):
             )
         return (views.get(region) or RegionView(region=region, state="free") for region in range(self.count))
 
+    def _note(self, event: str, times: int = 1) -> None:
+        if times:
+            self.counts = {**self.counts, event: self.counts.get(event, 0) + times}
+
     def _refuse_second(self, session: _Session) -> None:
         if session in self._live:
             raise ValueError(f"the session has region {self._live[session]} already")
@@ -308,4 +338,5 @@ class Regions(Generic[_Session]):
         if parked.pins:
             raise ValueError(f"claim {claim} is pinned: its region cannot be taken")
         del self._parked[claim]
+        self._note("died")
         return parked.region
