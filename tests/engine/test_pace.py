@@ -92,6 +92,26 @@ def test_what_has_become_slower_or_faster_is_noticed() -> None:
     assert min(took[3:-1]) > 0.6 * GAP
 
 
+@pytest.mark.parametrize("slow", [1, 3], ids=["the first step", "all steps"])
+def test_slow_steps_without_prompts_are_forgotten_while_prompts_come(slow: int) -> None:
+    """Where one prompt follows another no step is without any, to tell that it takes less by now."""
+    pace = Pace()
+    generate(pace, lambda *_: 2 * GAP, slow)
+    took = [seconds for _, seconds in read(pace, host, 3000)]
+    assert min(took[5:-1]) > 0.6 * GAP
+    assert max(took) <= 1.2 * GAP
+    assert pace.single_seconds < GAP / 2
+
+
+def test_steps_without_streams_do_not_tell_what_these_take() -> None:
+    pace = Pace()
+    generate(pace, host)
+    single = pace.single_seconds
+    pace.note([(0, 8)], single / 2)
+    pace.note([(8, 8)], single / 2)
+    assert pace.single_seconds == single
+
+
 def test_a_prompt_goes_on_however_long_steps_take() -> None:
     pace = Pace()
     generate(pace, lambda *_: 1.0)

@@ -1,9 +1,10 @@
 """How many rows of prompts go into a step beside streams that generate, so that these do not stutter.
 
-What a step takes is learned from the steps that were measured: the time of those that hold no prompts, and,
-of the others, what is beyond that for each row of a prompt. A row attends to all before it, so its cost is
-c + a * position with neither below 0: from where it was measured it grows at most as the position does, and
-before that it is no higher. Of the last few the median counts, no single slow step.
+What a step takes is learned from the steps that were measured: the time of those that hold no prompts, which
+is no longer than that of any beside streams, and, of the others, what is beyond that for each row of a
+prompt. A row attends to all before it, so its cost is c + a * position with neither below 0: from where it
+was measured it grows at most as the position does, and before that it is no higher. Of the last few the
+median counts, no single slow step.
 
 Chunks change when rows are computed, never what comes of them.
 """
@@ -69,9 +70,9 @@ class Pace:
         prompts = [(start, count) for start, count in chunks if count > 1]
         fed = sum(count for _, count in prompts)
         singles = len(chunks) - len(prompts)
-        if not fed:
+        if not fed or (singles and seconds < self.single_seconds):
             self.single.append(seconds)
-        elif fed >= _LEAST:
+        if fed >= _LEAST:
             # However long those who generate take alone: half of its share is a prompt's own.
             least = max(seconds, _TICK) * fed / (fed + singles) / 2
             own = max(seconds - bool(singles) * self.single_seconds, least)
