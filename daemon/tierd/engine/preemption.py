@@ -46,15 +46,21 @@ def _dry(slot: Slot) -> set[Sequence]:
 
 
 def give_way(slot: Slot) -> bool:
-    """Preempt the last stream for who is next and finds no place, if its priority is lower; return whether.
+    """Preempt a stream for who is next and finds no place; return whether.
 
-    Called when all who fit are admitted.
+    It is the last of those behind it that have a lower priority; none where it would find no place though all
+    of them went. Called when all who fit are admitted.
     """
     first = slot.first
     if first is None or slot.preempting is not None or not isinstance(slot.home, PagedHome):
         return False
-    last = next((last for last in reversed(slot.running) if not last.moves), None)
-    if last is None or last.rank <= first.rank or last.request.priority <= first.request.priority:
+    lower = [
+        sequence
+        for sequence in slot.running
+        if sequence.rank > first.rank and sequence.request.priority > first.request.priority
+    ]
+    last = next((last for last in reversed(lower) if not last.moves), None)
+    if last is None or not slot.home.could_admit(first, lower):
         return False
     slot.preempting = last
     _go_on(slot)

@@ -7,8 +7,9 @@ bank knows more of a prompt than the pages do, the rest is brought from there.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 
 from tierd.backends.protocol import Executor
 from tierd.core import Request, SavedRows, Sequence
@@ -115,14 +116,23 @@ class PagedHome:
 
     def can_admit(self, sequence: Sequence) -> bool:
         """See Home."""
-        needed = self.first_grant(sequence) + self._growing
-        if self.pool.can_reserve(needed):
+        return self.could_admit(sequence, ())
+
+    def could_admit(self, sequence: Sequence, going: Ordered[Sequence]) -> bool:
+        """Whether a stream could have its pages if all of these gave up theirs. Pure."""
+        pool = self.pool
+        theirs = Counter(page for other in going for page in other.pages)
+        promised = sum(self.granted(other) - len(other.pages) for other in going)
+        freed = promised + sum(pool.references(page) == count for page, count in theirs.items())
+        growing = self._growing - sum(map(self._grows, going))
+        needed = self.first_grant(sequence) + growing - freed
+        if pool.can_reserve(needed):
             return True
         if sequence.saved is not None:
             return False
         # A shared page is not reserved; one that no stream uses yet is lost to what can be reserved, too.
         shared = self._match(sequence).pages
-        return self.pool.can_reserve(needed - sum(self.pool.references(page) > 0 for page in shared))
+        return pool.can_reserve(needed - sum(pool.references(page) > theirs[page] for page in shared))
 
     def admit(self, sequence: Sequence) -> None:
         """See Home."""
@@ -279,9 +289,11 @@ class PagedHome:
     @property
     def _growing(self) -> int:
         """How many streams may need more pages than they were granted."""
-        return sum(
-            granted < self.pages_needed(sequence.request) for sequence, granted in self._grants.items()
-        )
+        return sum(map(self._grows, self._grants))
+
+    def _grows(self, sequence: Sequence) -> bool:
+        """Whether a stream that is here may need more pages than it was granted."""
+        return self._grants[sequence] < self.pages_needed(sequence.request)
 
     def _has_all(self, match: Match, saved: SavedRows) -> bool:
         """Whether the pages still have all the rows that were saved of a stream."""
