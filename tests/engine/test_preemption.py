@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 
 from engine import harness
 from engine.drive import begin, carry, complete, enqueue, greedy, run
-from engine.harness import Gate, model, running
+from engine.harness import NULL, Gate, Harness, model, running
 from engine.null_slot import null_slot, request
+from engine.scored import scoring
+from engine.words import Word
 from tierd.backends.host import HostBackend
-from tierd.core import FinishedEvent, Request, Sequence, TextEvent, TokenLogprobs
+from tierd.core import FailedEvent, FinishedEvent, Request, SamplingParams, Sequence, TextEvent, TokenLogprobs
 from tierd.engine import queue
 from tierd.engine.scheduler import leave
 from tierd.kv.bank import Bank
@@ -190,6 +193,76 @@ def test_preemptions_are_told() -> None:
         assert house.rests()
 
 
+@pytest.mark.parametrize("what", ["drain", "unload"])
+def test_those_that_come_back_are_waited_for(what: str) -> None:
+    """A drain turns away who waits for its first place."""
+    bank, gate = Bank(ROOM), Gate()
+    with running(
+        model("null", streams=4), pages=9, bank=bank, before_step=gate, engine={"bank": bank}
+    ) as house:
+        for asked in talks(3):
+            house.engine.submit(asked)
+        while not house.engine.snapshot.models["null"].preempted:
+            gate.let()
+            gate.wait()
+        house.engine.submit(request("waits", b"?", 20))
+        house.snapshot_when(lambda snapshot: snapshot.models["null"].waiting == 1)
+        done = house.engine.drain() if what == "drain" else house.engine.unload("null")
+        gate.let(1000)
+        done.result(harness.PATIENCE)
+        for asked in talks(3):
+            end = house.mail.terminal(asked.id)
+            assert isinstance(end, FinishedEvent)
+            assert end.usage.completion_tokens == asked.max_tokens
+        assert isinstance(house.mail.terminal("waits"), FailedEvent if what == "drain" else FinishedEvent)
+        assert not bank.entries
+
+
+# ---- Whatever it is that was asked for
+
+PROMPT = bytes(range(60, 80))
+KINDS = {
+    "grammar": replace(request("k", PROMPT, 41, temperature=1, ignore_eos=False), grammar=Word(40)),
+    "log-probabilities": replace(request("k", PROMPT, 40, temperature=1, seed=3), top_logprobs=2),
+    "scored prompt": replace(scoring("k", PROMPT, 40), top_logprobs=0),
+    "penalties": replace(request("k", PROMPT, 40), sampling=SamplingParams(frequency_penalty=1.5)),
+}
+
+
+def heard(house: Harness, *asked: Request, begin: Callable[[], None] = lambda: None) -> list[object]:
+    """Submit requests, then `begin`; return all that each was told, but for how its text was cut."""
+    for one in asked:
+        house.engine.submit(one)
+    begin()
+    told: list[object] = []
+    for one in asked:
+        end = house.mail.terminal(one.id)
+        assert isinstance(end, FinishedEvent), end
+        texts = [event for event in house.mail.events(one.id) if isinstance(event, TextEvent)]
+        scores = [score for text in texts for score in (*text.prompt, *text.logprobs)]
+        told.append((house.mail.text(one.id), scores, end))
+    return told
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bank", [None, ROOM], ids=["dropped", "banked"])
+@pytest.mark.parametrize(("chunk_rows", "pages"), [(1, 17), (16, 20)], ids=["its prompt", "its answer"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_stream_is_told_the_same_whatever_it_asks_for(
+    kind: str, bank: int | None, chunk_rows: int, pages: int, depth: int
+) -> None:
+    """It gives up its pages in the middle of its prompt, or of its answer."""
+    talk, asked = request("talk", b"hello", 60), replace(KINDS[kind], priority=1)
+    with running(NULL, prefix_cache=False) as house:
+        alone = heard(house, talk) + heard(house, asked)
+    gate, there = Gate(), None if bank is None else Bank(bank)
+    few = {"pages": pages, "chunk_rows": chunk_rows, "depth": depth, "bank": there, "before_step": gate}
+    with running(NULL, engine={"bank": there}, **few) as house:
+        assert heard(house, talk, asked, begin=lambda: gate.let(1000)) == alone
+        assert house.rests()
+        assert house.engine.snapshot.models["null"].preemptions.keys() == {"banked" if there else "dropped"}
+
+
 # ---- On the host: the same ids as alone
 
 CODECS = ("f16", "q8_0", "tq4")
@@ -256,19 +329,3 @@ def test_ids_are_those_alone_where_pages_run_out_under_eight_others(codec: str, 
     alone, _ = said(path, asked, codec=codec, memory_mb=1, streams=1)
     assert company == alone
     assert [len(told) for told in alone] == [one.max_tokens for one in asked]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("codec", CODECS)
-def test_so_are_those_of_a_real_model(
-    codec: str, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(harness, "PATIENCE", 600.0)
-    memory_mb = {"f16": 15, "q8_0": 8, "tq4": 4}[codec]  # for about ten pages
-    asked = conversations(10)
-    company, preemptions = said(
-        smollm2_path, asked, codec=codec, memory_mb=memory_mb, streams=9, bank_kib=memory_mb << 9
-    )
-    assert preemptions["banked"] > 0
-    alone, _ = said(smollm2_path, asked, codec=codec, memory_mb=memory_mb, streams=1)
-    assert company == alone

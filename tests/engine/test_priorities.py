@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drive import begin, complete, rows, run
+from engine.drive import begin, carry, complete, greedy, rows, run
 from engine.harness import Gate, model, running
 from engine.null_slot import null_slot, request
 from tierd.chat.stops import text_stream
@@ -17,6 +17,7 @@ from tierd.core import FailedEvent, FinishedEvent, Request, Sequence
 from tierd.engine import queue
 from tierd.engine.scheduler import admit_all, leave
 from tierd.errors import QueueFullError
+from tierd.kv.bank import Bank
 from tierd.settings import QueueSettings, Settings
 from tierd.slot import Slot, exile
 
@@ -141,6 +142,50 @@ def test_who_matters_less_gives_way_to_who_waits(streams: int) -> None:
     run(slot)
     assert not slot.returning
     assert slot.preemptions["dropped"] > 0
+
+
+def test_nobody_gives_way_where_that_would_not_do() -> None:
+    slot = null_slot(model("null", streams=4), pages=12)
+    for i, early in enumerate((asked("same", 0, b"a" * 20, tokens=9), asked("low", 1, b"b" * 8, tokens=9))):
+        come(slot, early, float(i))
+    for _ in range(3):
+        begin(slot)
+        complete(slot)
+    come(slot, asked("high", 0, b"c" * 28, tokens=5), 2.0)
+    while names(slot.running) == ["same", "low"]:
+        assert rows(begin(slot)) == {"same": 1, "low": 1}
+        complete(slot)
+    begin(slot)
+    assert names(slot.running)[0] == "high"
+    complete(slot)
+    run(slot)
+    assert slot.home.room.used == 0
+
+
+@pytest.mark.parametrize("bank", [None, Bank(1 << 20)], ids=["dropped", "banked"])
+@pytest.mark.parametrize(("streams", "pages"), [(1, 32), (4, 7)], ids=["streams", "pages"])
+def test_nobody_starves_under_others_that_never_end(streams: int, pages: int, bank: Bank | None) -> None:
+    """A step takes a second, in which one more comes that is sooner and needs three.
+
+    It gives way to those that have come in time, and to none after them.
+    """
+    slot = null_slot(model("null", streams=streams), pages=pages, bank=bank)
+    settings = QueueSettings(capacity=1000, ageing_s=AGEING_S)
+    come(slot, asked("low", 2, tokens=9), 0.0, settings)
+    (low,) = slot.waiting
+    seconds, sooner = 0, 2 * int(AGEING_S)
+    while low.generated < 9:
+        assert begin(slot) is not None or slot.home.moves
+        while carry(slot):
+            pass
+        if slot.steps:
+            complete(slot)
+        seconds += 1
+        come(slot, asked(f"high{seconds}", 0, b"c" * 8, tokens=3), float(seconds), settings)
+    assert low.preemptions == 1
+    assert sooner < seconds <= 3 * sooner + 9 + 2
+    assert slot.waiting
+    assert low.tokens == greedy(b"ab", 9)
 
 
 Arrivals = list[tuple[float, int, int]]  # seconds since the last, priority, how many end before
