@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve tour models test test-device test-levels test-rest test-long test-lowest bench bench-device bench-switching bench-serving bench-overhead bench-table profile sanitize check clean
+.PHONY: FORCE help serve tour models test test-device test-levels test-rest test-long test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-table profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
@@ -111,12 +111,15 @@ sanitize: $(VENV)/.dev $(SANITIZED) ## run the kernel tests under ASan and UBSan
 	HOSTKERNELS_LIBRARY="$(CURDIR)/$(SANITIZED)" \
 	$(BIN)/python -m pytest tests/hostkernels $(wildcard tests/backends/test_host*)
 
-check: $(VENV)/.dev ## lint, types, floors, SPIR-V
+check: $(VENV)/.dev audit ## lint, types, floors, SPIR-V, dependencies
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/validate_shaders.py
+
+audit: $(VENV)/.dev ## list the dependencies (build/sbom.cdx.json) and ask for known vulnerabilities
+	$(BIN)/python tools/audit.py build/sbom.cdx.json
 
 clean: ## remove the environments and builds, keep the models
 	rm -rf $(VENV) $(RIVAL) $(DEVICE_RIVAL) build
