@@ -2,9 +2,9 @@
 
 Usage: python tools/audit.py SBOM.json
 
-The list is a CycloneDX 1.6 document (https://cyclonedx.org/docs/1.6/json/) of all that tierd needs to run, as it
-is installed here, with those extras that are. Then pip-audit asks the advisories of PyPI. Exit code 1 where one is
-known. What could not be asked about is counted and named.
+The list is a CycloneDX 1.6 document (https://cyclonedx.org/docs/1.6/json/) of all that tierd needs to run, as
+it is installed here, extras too. Then pip-audit asks the advisories of PyPI. Exit code 1 where
+one is known. What could not be asked about is counted and named.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ ROOT = "tierd"
 EXTRAS = ("rails", "traces")
 
 
-def needed(
-    root: str = ROOT, extras: tuple[str, ...] = EXTRAS
-) -> Mapping[str, tuple[Distribution, frozenset[str]]]:
-    """Return what a distribution needs to run, itself among it, by name: each with the names that it needs.
+# Distributions by name, each with the names of those that it needs.
+Parts = Mapping[str, tuple[Distribution, frozenset[str]]]
 
-    Extras whose requirements are not all installed are left out.
-    """
+
+def needed() -> Parts:
+    """Return what tierd needs to run, itself among it. Extras that are not installed whole are left out."""
     found: dict[str, tuple[Distribution, frozenset[str]]] = {}
-    waiting = [Requirement(f"{root}[{','.join(extras)}]")]
+    waiting = [Requirement(f"{ROOT}[{','.join(EXTRAS)}]")]
     while waiting:
         wanted = waiting.pop()
         name = canonicalize_name(wanted.name)
