@@ -83,9 +83,17 @@ class House:
         return answer.result(LONG_WAIT_S)
 
     def hold(
-        self, talks: Ordered[Talk[Question]], prompts: Prompts[Question], *, at_once: int
+        self,
+        talks: Ordered[Talk[Question]],
+        prompts: Prompts[Question],
+        *,
+        at_once: int,
+        forgets: bool = False,
     ) -> list[list[Answer]]:
-        """Hold conversations, so many side by side; return the answers of each."""
+        """Hold conversations, so many side by side; return the answers of each.
+
+        forgets: no rows are kept of any turn.
+        """
 
         def one(n: int, talk: Talk[Question]) -> list[Answer]:
             answers: list[Answer] = []
@@ -101,6 +109,8 @@ class House:
                     ignore_eos=talk.ignore_eos,
                 )
                 answers.append(self.ask(replace(asked, priority=talk.priority, top_logprobs=0)))
+                if forgets:
+                    self.engine.flush().result(LONG_WAIT_S)
             return answers
 
         with ThreadPoolExecutor(at_once) as clients:
