@@ -27,6 +27,9 @@ class FinishReason(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
+_FEW_WORDS = 256
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenMask:
     """Which tokens may be picked, at least one.
@@ -55,10 +58,14 @@ class TokenMask:
         return bool(int(self.words[id // 32]) >> id % 32 & 1)
 
     @property
-    def single(self) -> bool:
-        """Whether only one id may be picked."""
-        words = self.words[self.words != 0]
-        return words.size == 1 and not int(words[0]) & int(words[0]) - 1
+    def few(self) -> npt.NDArray[np.int64] | None:
+        """The ids that may be picked, ascending; None where that may be too many to be worth telling."""
+        places = np.flatnonzero(self.words)
+        if places.size > _FEW_WORDS:
+            return None
+        bits = np.unpackbits(self.words[places].view(np.uint8), bitorder="little").reshape(-1, 32)
+        word, bit = np.nonzero(bits)
+        return 32 * places[word] + bit
 
     @property
     def lowest(self) -> int:
@@ -69,7 +76,14 @@ class TokenMask:
 
 
 class Constraint(Protocol):
-    """What the text of one stream may go on with. For one thread at a time; calls may take milliseconds."""
+    """What the text of one stream may go on with. For one thread at a time; calls may take milliseconds.
+
+    slow: they have taken long for a text of the same grammar.
+    """
+
+    @property
+    def slow(self) -> bool:
+        """See above; for any thread."""
 
     def allowed(self) -> TokenMask | None:
         """Return which tokens may come next, None for any; once nothing may, those that end a text.
@@ -99,10 +113,19 @@ class Following(Protocol):
         """Wait for that, no longer than so. For runners."""
 
     def announce(self) -> bool:
-        """Have the engine woken once it is known; return whether it is already."""
+        """Have a thread find out and the engine woken once it is known; return whether it is already."""
 
-    def advance(self, token: int) -> None:
-        """Note that a token has come: what may follow it is not known for a while."""
+    def advance(self, token: int, *, aside: bool) -> None:
+        """Note that a token has come: what may follow it is not known for a while.
+
+        aside: a thread is to find out, as it does where that takes long; else who runs the next row.
+        """
+
+    def start(self) -> None:
+        """Have a thread find out, unless it is known, or being found."""
+
+    def find(self) -> None:
+        """Find out here and now, unless it is known, or left to a thread. For runners."""
 
 
 class Grammar(Protocol):

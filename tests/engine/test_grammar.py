@@ -12,8 +12,11 @@ import pytest
 from engine.harness import NULL, PATIENCE, Harness, model, running
 from engine.null_slot import request
 from engine.words import Word, is_word
+from tierd import core
 from tierd.backends.picking import pick
 from tierd.core import (
+    ADJUSTMENT,
+    NO_ADJUSTMENTS,
     Batch,
     Constraint,
     Draw,
@@ -24,7 +27,7 @@ from tierd.core import (
     SamplingParams,
     TokenMask,
 )
-from tierd.engine import following
+from tierd.engine import runner
 from tierd.engine.following import NO_WORDS, narrow
 from tierd.errors import ExecutorError, InvalidRequestError
 
@@ -106,21 +109,48 @@ def test_who_is_late_delays_no_other_and_gets_the_same(depth: int) -> None:
         assert harness.rests()
 
 
-def test_who_is_slow_keeps_no_other_waiting_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_slow_keeps_no_other_waiting_again() -> None:
     """Once it was slow."""
-    monkeypatch.setattr(following, "SLOW_S", 0.0)
     held = threading.Event()
     held.set()
-    slow = Word(held=held)
+    slow = Word(held=held, slow=True)
     with running(NULL) as harness:
         harness.engine.submit(constrained("slow", slow))
         harness.mail.wait(lambda: bool(harness.mail.text("slow")))
         held.clear()
-        monkeypatch.setattr(following, "SLOW_S", 1.0)
         harness.engine.submit(constrained("quick", Word(), b"go on"))
         assert spells_word(answer(harness, "quick"))
         held.set()
         assert spells_word(answer(harness, "slow"))
+
+
+WORKED_OUT_BY = {
+    "a quick one": (1, False, "tierd-null"),
+    "a slow one": (1, True, "tierd-grammar"),
+    "one for who draws by himself": (2, False, "tierd-grammar"),
+}
+
+
+@pytest.mark.parametrize("case", WORKED_OUT_BY)
+def test_who_works_out_what_may_come(case: str) -> None:
+    """A thread beside a step would take a core from those that run it."""
+    depth, slow, by = WORKED_OUT_BY[case]
+    word = Word(slow=slow)
+    with running(NULL, depth=depth) as harness:
+        harness.engine.submit(constrained("a", word))
+        assert spells_word(answer(harness, "a"))
+    assert word.askers == ["tierd-grammar", *[by] * 12]
+
+
+def test_a_step_waits_so_long_for_what_may_come_and_the_rest_goes_on_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "FIND_S", 0.0)
+    word = Word()
+    with running(NULL) as harness:
+        harness.engine.submit(constrained("a", word))
+        assert spells_word(answer(harness, "a"))
+    assert word.askers == ["tierd-grammar"] * 13
 
 
 def test_the_last_row_of_who_is_late_is_fed_once_more() -> None:
@@ -260,8 +290,37 @@ def test_a_mask_of_one_token_leaves_nothing_to_pick() -> None:
     logits = np.full(70, -np.inf, np.float32)
     logits[5] = 3.0
     for id in (0, 31, 32, 69):
-        one = TokenMask.of([id], 70)
-        assert one.single
-        assert pick(logits, Draw(allowed=one, temperature=1.0, uniform=0.9)) == id
-    for several in ([3, 4], [3, 35], [0, 69]):
-        assert not TokenMask.of(several, 70).single
+        one = Draw(allowed=TokenMask.of([id], 70), temperature=1.0, uniform=0.9)
+        assert pick(logits, one) == id
+        assert pick(logits, replace(one, temperature=0.0)) == id
+
+
+def test_where_nothing_may_be_picked_the_lowest_of_what_is_allowed_is() -> None:
+    for logits in (np.full(70, -np.inf, np.float32), np.full(70, np.nan, np.float32)):
+        for temperature in (0.0, 1.0):
+            draw = Draw(allowed=TokenMask.of([9, 40], 70), temperature=temperature, uniform=0.9)
+            assert pick(logits, draw) == 9
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_few_allowed_tokens_are_picked_from_as_many_are(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(7)
+    sampling = WAYS[way]
+    adjustments = np.array([(3, 2.0, 1.0, 0.5), (290, -1.0, 1.3, 0.0)], ADJUSTMENT)
+    for _ in range(200):
+        logits = random.normal(0, 2, 300).astype(np.float32)
+        ids = sorted(random.choice(300, random.integers(2, 120), replace=False))
+        draw = Draw(
+            adjustments=adjustments if sampling.penalises else NO_ADJUSTMENTS,
+            allowed=TokenMask.of(ids, 300),
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            uniform=random.random(),
+        )
+        assert draw.allowed is not None
+        assert list(draw.allowed.few) == ids  # type: ignore[arg-type]
+        few = pick(logits, draw)
+        with monkeypatch.context() as patch:
+            patch.setattr(core, "_FEW_WORDS", 0)
+            assert draw.allowed.few is None
+            assert pick(logits, draw) == few

@@ -28,6 +28,7 @@ class Word:
 
     end, vocabulary: the id that ends a text, and how many there are. free: then anything may come.
     held: keeps whoever asks what may come next waiting, until it is set. fails_at: after so many letters.
+    slow: see core.Constraint. askers: the names of the threads that have asked.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Word:
         held: threading.Event | None = None,
         fails_at: int = -1,
         free: bool = False,
+        slow: bool = False,
     ) -> None:
         self.end = end
         self.vocabulary = vocabulary
@@ -46,6 +48,8 @@ class Word:
         self.held = held
         self.fails_at = fails_at
         self.free = free
+        self.slow = slow
+        self.askers: list[str] = []
         self.asked = threading.Semaphore(0)
         self.begun: list[weakref.ref[Constraint]] = []
 
@@ -60,8 +64,13 @@ class _Letters:
         self._word = word
         self._letters: list[int] = []
 
+    @property
+    def slow(self) -> bool:
+        return self._word.slow
+
     def allowed(self) -> TokenMask | None:
         word = self._word
+        word.askers.append(threading.current_thread().name)
         word.asked.release()
         if word.held is not None:
             assert word.held.wait(PATIENCE)

@@ -22,6 +22,8 @@ _ABI_VERSION = 9
 _LIBRARY = "libhostkernels.so"
 LEVELS = ("portable", "avx2", "avx512vnni")  # in ascending order; a machine may lack the upper ones
 _HEADER = "hostkernels.h"
+# The least number of logits that memory for draws is made for, so that there are few sizes of it.
+_LEAST_DRAWN = 1024
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -105,7 +107,7 @@ def sample(
     are kept, then the others in order of ids.
     """
     _, lib = load()
-    scratch = _scratch(logits.size)
+    scratch = _scratch(max(_LEAST_DRAWN, 1 << (logits.size - 1).bit_length()))
     return int(
         lib.hk_sample(
             pointer(logits, "float *"),
@@ -156,5 +158,5 @@ def uniform(seed: int, position: int) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _scratch(count: int) -> npt.NDArray[np.uint64]:
-    """Working memory of a draw, kept per vocabulary. Only the engine thread draws."""
+    """Working memory of a draw from so many logits, kept by size. Only the engine thread draws."""
     return np.empty(3 * count // 2 + 129, np.uint64)

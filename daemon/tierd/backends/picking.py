@@ -30,25 +30,32 @@ def pick(row: Row, draw: Draw) -> int:
     Temperature 0 picks the most likely one, the lowest id on a tie. Where no logit of what may be picked is
     above -infinity, as no sound model has it, the lowest id of that is picked.
     """
-    if draw.allowed is not None and draw.allowed.single:
-        return draw.allowed.lowest
-    if draw.changes_logits:
+    if draw.adjustments.size:
         row = row.copy()
         library.adjust(row, draw.adjustments)
-    if draw.allowed is not None:
-        library.mask(row, draw.allowed.words)
+    if draw.allowed is None:
+        return _draw(row, draw)
+    few = draw.allowed.few
+    if few is not None:
+        return int(few[_draw(row[few], draw)]) if few.size > 1 else int(few[0])
+    masked = row.copy()
+    library.mask(masked, draw.allowed.words)
+    token = _draw(masked, draw)
+    return token if token in draw.allowed else draw.allowed.lowest
+
+
+def _draw(row: Row, draw: Draw) -> int:
+    """Return which of a row of logits is drawn; the first where none is above -infinity."""
     if draw.temperature == 0:
-        token = library.argmax(row)
-    else:
-        token = library.sample(
-            row,
-            temperature=draw.temperature,
-            top_k=draw.top_k,
-            top_p=draw.top_p,
-            min_p=draw.min_p,
-            uniform=draw.uniform,
-        )
-    return token if draw.allowed is None or token in draw.allowed else draw.allowed.lowest
+        return library.argmax(row)
+    return library.sample(
+        row,
+        temperature=draw.temperature,
+        top_k=draw.top_k,
+        top_p=draw.top_p,
+        min_p=draw.min_p,
+        uniform=draw.uniform,
+    )
 
 
 def measure(row: Row, token: int, top: int) -> TokenLogprobs:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 MOST_CHARACTERS = 1 << 17
 MOST_SECONDS = 1.0
 MOST_MEMORY = 1 << 30
-# Of processor time, to tell which tokens may come next; a tenth of a millisecond is usual.
+# Of processor time, to take a token in or tell which may come next; a tenth of a millisecond is usual. A
+# grammar that has taken longer than the first is slow from then on.
+SLOW_SECONDS = 0.005
 MOST_MASK_SECONDS = 0.2
 # Compiled sources that a model keeps.
 KEPT = 32
@@ -137,6 +139,8 @@ class _Compiled:
     """A grammar over a vocabulary of so many tokens. Its matcher is only ever copied.
 
     Copies share what they find out, and what they fail at: then another one takes the matcher's place.
+
+    slow: see core.Constraint.
     """
 
     def __init__(self, vocabulary: LLTokenizer, notation: str, tokens: int) -> None:
@@ -148,6 +152,7 @@ class _Compiled:
         if self._matcher.is_error():
             raise InvalidRequestError(_complaint(self._matcher.get_error()))
         self.begin().allowed()
+        self.slow = False  # the first one finds out what the others share
 
     def begin(self) -> Constraint:
         return _Text(self)
@@ -176,10 +181,14 @@ class _Text:
         self._matcher = grammar.copy()
         self._tokens: list[int] = []
 
+    @property
+    def slow(self) -> bool:
+        return self._grammar.slow
+
     def allowed(self) -> TokenMask:
         started = time.thread_time()
         mask = self._matcher.compute_bitmask()
-        took = time.thread_time() - started
+        took = self._note(started)
         if self._matcher.is_error():
             self._start_over()
             mask = self._matcher.compute_bitmask()
@@ -190,11 +199,21 @@ class _Text:
 
     def advance(self, token: int) -> None:
         self._tokens.append(token)
+        started = time.thread_time()
         self._matcher.consume_token(token)
+        self._note(started)
         if self._matcher.is_error():
             self._start_over()
 
+    def _note(self, started: float) -> float:
+        """Return how much of the thread's time was taken since then."""
+        took = time.thread_time() - started
+        if took > SLOW_SECONDS:
+            self._grammar.slow = True
+        return took
+
     def _start_over(self) -> None:
+        self._grammar.slow = True
         self._grammar.renew()
         self._matcher = self._grammar.copy()
         self._matcher.consume_tokens(self._tokens)

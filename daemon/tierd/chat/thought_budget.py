@@ -71,6 +71,10 @@ class _Spending:
         self._closing: deque[int] = deque()
         self._latest: deque[int] = deque(maxlen=len(end) - 1)
 
+    @property
+    def slow(self) -> bool:
+        return self._inner is not None and self._inner.slow
+
     def allowed(self) -> TokenMask | None:
         mask = self._inner.allowed() if self._inner is not None else None
         if self._closing and (mask is None or self._closing[0] in mask):

@@ -39,6 +39,10 @@ class _Following:
         self._free = free
         self._tail = b""
 
+    @property
+    def slow(self) -> bool:
+        return self._inner.slow
+
     def allowed(self) -> TokenMask | None:
         if self._free:
             return None

@@ -1,19 +1,20 @@
-"""What constrained streams may go on with, worked out beside the engine thread while their steps run.
+"""What constrained streams may go on with, worked out beside the engine thread.
 
-A constraint may take milliseconds, so two threads work for all of them, and alone touch them: one for those
-that are slow, which keep nobody else waiting so. An executor that leaves draws to the host runs a stream's
-row meanwhile, and its runner waits a moment for what is not known by the end of the step. A stream that is
-late even then gets no token: its row is fed once more, when it is known what may come next. An executor that
-draws by itself is not given the row before.
+Where the host draws, a step's runner works it out for its streams before it runs the step: cores have nothing
+else to do then, while a thread beside the step would take one from those that run it, which wait for each
+other. What takes long is left to two threads, one of them for grammars that were slow before, which keep
+nobody else waiting so: the row is run meanwhile, and its runner waits a moment for what is not known by the
+end of the step. A stream that is late even then gets no token: its row is fed once more, when it is known
+what may come next. An executor that draws by itself is not given the row before; threads work for it alone.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
@@ -25,9 +26,6 @@ from tierd.errors import ExecutorError, InvalidRequestError, TierdError
 
 log = logging.getLogger(__name__)
 
-
-# Who has ever taken so much of the processor's time for a token is slow.
-SLOW_S = 0.005
 
 Work = Callable[[], None]
 Words = npt.NDArray[np.uint32]
@@ -86,6 +84,7 @@ class Follower:
         self._constraint: Constraint | None = None
         self._known = threading.Event()
         self._awaited = False
+        self._due: list[int] = []  # the token that has come, until somebody takes it to find what may follow
         work(self._begin)
 
     @property
@@ -100,25 +99,49 @@ class Follower:
     def announce(self) -> bool:
         """See core.Following."""
         self._awaited = True
+        self.start()
         return self._known.is_set()
 
-    def advance(self, token: int) -> None:
+    def advance(self, token: int, *, aside: bool) -> None:
         """See core.Following."""
+        assert self._constraint is not None
         self.late = self._awaited = False
         self._known.clear()
-        self._work(lambda: self._advance(token))
+        self._due.append(token)
+        if aside or self._constraint.slow:
+            self.start()
+
+    def start(self) -> None:
+        """See core.Following."""
+        token = self._take()
+        if token is not None:
+            slow = self._constraint is not None and self._constraint.slow
+            (self._slow_work if slow else self._work)(partial(self._find, token))
+
+    def find(self) -> None:
+        """See core.Following."""
+        token = self._take()
+        if token is not None:
+            self._find(token)
+
+    def _take(self) -> int | None:
+        """Take the token that is due, unless somebody has."""
+        try:
+            return self._due.pop()
+        except IndexError:
+            return None
+
+    def _find(self, token: int) -> None:
+        assert self._constraint is not None
+        with self._reported():
+            self._constraint.advance(token)
+            self._look()
 
     def _begin(self) -> None:
         grammar = self._request.grammar
         assert grammar is not None
         with self._reported():
             self._constraint = grammar.begin()
-            self._look()
-
-    def _advance(self, token: int) -> None:
-        assert self._constraint is not None
-        with self._reported():
-            self._constraint.advance(token)
             self._look()
 
     def _look(self) -> None:
@@ -131,11 +154,8 @@ class Follower:
     @contextmanager
     def _reported(self) -> Iterator[None]:
         """Tell the engine of what goes wrong. A fault of the grammar is that of its stream alone."""
-        started = time.thread_time()
         try:
             yield
-            if time.thread_time() - started > SLOW_S:
-                self._work = self._slow_work
         except TierdError as error:
             self._post(Stranded(self._request.id, error))
         except BaseException as error:  # what the library panics with is no Exception

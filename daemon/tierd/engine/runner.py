@@ -16,8 +16,10 @@ from tierd.engine.turns import Turns
 from tierd.kv.moves import Move, Slice
 from tierd.slot import Slot, Step
 
-# So long others wait for a stream of their step of which it is not known what may come next.
+# So long others wait for a stream of their step of which it is not known what may come next, when it is over.
 LATE_S = 0.002
+# So much of the time before a step is for finding that out; what is left goes on beside the step.
+FIND_S = 0.004
 
 
 class Device:
@@ -76,8 +78,9 @@ class Device:
 
 
 def _collect(slot: Slot, step: Step) -> StepDone:
-    """Wait for a step, and a moment for what streams may go on with that have a grammar."""
+    """Wait for a step. Some time before and behind it is for what constrained streams may go on with."""
     started = time.monotonic()
+    _find(step, started + FIND_S)
     result: Result | Exception
     scores: list[tuple[TokenLogprobs, ...]] = []
     try:
@@ -89,6 +92,15 @@ def _collect(slot: Slot, step: Step) -> StepDone:
     for following in step.following:
         following.wait(max(0.0, done + LATE_S - time.monotonic()))
     return StepDone(slot, step, result, done - started, scores)
+
+
+def _find(step: Step, until: float) -> None:
+    """Find out what the streams of a step may go on with; leave to threads what is not begun by then."""
+    for following in step.following:
+        if time.monotonic() < until:
+            following.find()
+        else:
+            following.start()
 
 
 def _carry(slot: Slot, move: Move, parts: Slice) -> MoveDone:

@@ -143,10 +143,14 @@ def choose_rows(
 def _may_draw(slot: Slot, following: Following) -> bool:
     """Whether a stream that has a grammar may have a row now; where it may not, it will be announced.
 
-    Where the host draws, what may come next is found while the row is computed, unless that was too late.
+    Where the host draws, it may before it is known what may come next, unless that was too late.
     """
-    meanwhile = slot.executor.depth == 1 and slot.executor.rewinds and not following.late
-    return meanwhile or following.known or following.announce()
+    return (_draws_later(slot) and not following.late) or following.known or following.announce()
+
+
+def _draws_later(slot: Slot) -> bool:
+    """Whether it need not be known what a row's stream may go on with before the row is computed."""
+    return slot.executor.depth == 1 and slot.executor.rewinds
 
 
 def _can_look_ahead(sequence: Sequence, flight: Flight) -> bool:
@@ -204,7 +208,7 @@ def commit(
             end = () if stop is not None else tuple(sequence.logprobs)
             events.append((sequence, FinishedEvent(reason, usage(sequence), stop=stop, logprobs=end)))
         elif sequence.following is not None:
-            sequence.following.advance(token)
+            sequence.following.advance(token, aside=not _draws_later(slot))
     return events
 
 
