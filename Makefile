@@ -36,6 +36,8 @@ SANITIZED := build/sanitize/libhostkernels.so
 # The client for Node.
 NODE := build/node/.installed
 NODE_PACKAGES := $(addprefix tests/clients/node/,package.json package-lock.json)
+# What watches tierd, for the tests of its rules and its dashboard.
+PROMETHEUS := build/prometheus/.unpacked
 ORACLE_TESTS := tests/test_oracle.py tests/test_device_oracle.py tests/test_rails_oracle.py
 DEVICE_TESTS := $(addprefix tests/,shaders backends/resident backends/vkapi backends/rails tier device cli/test_gpu.py test_device_oracle.py test_rails_oracle.py)
 
@@ -51,7 +53,7 @@ tour: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## serve two models th
 
 models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
-test: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests, in parts, two at a time (JOBS=1: one by one)
+test: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) $(PROMETHEUS) ## run all tests, in parts, two at a time (JOBS=1: one by one)
 	@echo 'Each part of the tests is shown once it is done.'
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going test-rest test-levels test-device sanitize
 
@@ -61,7 +63,7 @@ test-device: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) 
 test-levels: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests of the kernels at the CPU's other levels
 	$(BIN)/python tests/other_levels.py
 
-test-rest: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all other tests, those of the best level included
+test-rest: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) $(PROMETHEUS) ## run all other tests, those of the best level included
 	$(BIN)/python -m pytest $(DEVICE_TESTS:%=--ignore=%)
 
 test-long: export TIERD_TEST_RESULTS := $(CURDIR)/tests/bench/results/long
@@ -70,7 +72,7 @@ test-long: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ##
 	$(BIN)/python -m pytest -m '' $(ORACLE_TESTS) --timeout 1800
 	$(BIN)/python tests/other_levels.py -m long --timeout 1800
 
-test-lowest: $(VENV)/.created $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) ## run all tests on the lowest versions of the dependencies
+test-lowest: $(VENV)/.created $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) $(PROMETHEUS) ## run all tests on the lowest versions of the dependencies
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) tools/lowest_bounds.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check install --constraint $(LOWEST)/constraints.txt --editable '.[test]'
@@ -152,6 +154,10 @@ $(NODE): $(NODE_PACKAGES) | $(VENV)/.created
 	@mkdir -p $(@D)
 	cp $^ $(@D)
 	cd $(@D) && npm ci --no-audit --no-fund --ignore-scripts
+	@touch $@
+
+$(PROMETHEUS): tools/unpack_prometheus.sh
+	@sh tools/unpack_prometheus.sh $(@D)
 	@touch $@
 
 # The list of modules, which an editable installation knows by name. Written anew when it is another.
