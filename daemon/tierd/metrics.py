@@ -133,6 +133,9 @@ class Metrics:
         self._declare_tier()
         self._shared("tierd_build_info", "The running tierd.", version={}).labels(version).set(1)
         ProcessCollector(registry=self.registry)
+        for outcome in ("refused", "unavailable"):
+            self.requests.labels(NO_MODEL, outcome)
+        self.loads.labels(NO_MODEL, "failed")
 
     def enter(self, model: str, *, device: bool) -> None:
         """Have all series of a model there, so that what they count first is seen as a change.
