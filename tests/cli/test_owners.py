@@ -79,6 +79,43 @@ def cached(http: httpx.Client, name: str) -> list[int]:
     return [*(each["cached_tokens"] for each in told if isinstance(each, dict)), last]
 
 
+def told(http: httpx.Client, name: str, id: str) -> list[tuple[int, str]]:
+    """Ask for a response by all that takes its id; return the answers, with "ID" in its place."""
+    place = f"/v1/responses/{id}"
+    item = {"type": "item_reference", "id": id.replace("resp_", "msg_") + "0000"}
+    calls: tuple[tuple[str, str, object], ...] = (
+        ("GET", place, None),
+        ("GET", f"{place}?stream=true", None),
+        ("GET", f"{place}/input_items", None),
+        ("POST", f"{place}/cancel", None),
+        ("POST", "/v1/responses", {"model": "tiny", "input": "a", "previous_response_id": id}),
+        ("POST", "/v1/responses", {"model": "tiny", "input": [item]}),
+        ("DELETE", place, None),
+    )
+    answers = [
+        http.request(method, path, json=body, headers={"x-api-key": f"of-{name}"})
+        for method, path, body in calls
+    ]
+    return [(each.status_code, each.text.replace(id.removeprefix("resp_"), "ID")) for each in answers]
+
+
+def test_what_is_another_keys_looks_like_what_never_was(tmp_path: Path) -> None:
+    with House(tmp_path, CPU, share_prefix=False).serve() as http:
+        runs, ended = (
+            http.post(
+                "/v1/responses",
+                json=body | {"model": "tiny", "input": "a"},
+                headers={"x-api-key": "of-alice"},
+            )
+            for body in ({"background": True, "ignore_eos": True}, {"max_output_tokens": 2})
+        )
+        never = told(http, "bob", f"resp_{'0' * 32}")
+        assert {status for status, _ in never} == {400, 404}
+        for made in (runs, ended):
+            assert told(http, "bob", made.json()["id"]) == never
+            assert told(http, "alice", made.json()["id"])[0][0] == 200
+
+
 @pytest.mark.parametrize("gpu", [CPU, GPU], ids=["cpu", "gpu"])
 def test_keys_that_share_nothing_find_what_is_their_own(tmp_path: Path, gpu: str) -> None:
     house = House(tmp_path, gpu, share_prefix=False)
