@@ -17,7 +17,13 @@ def test_without_a_model_everything_is_unavailable_and_says_when_to_come_back(tm
             assert response.status_code == 503
             assert int(response.headers["retry-after"]) > 0
             assert response.json()["error"]["code"] == "unavailable"
-        assert live.get("/v1/models").json() == {"object": "list", "data": []}
+        assert live.get("/v1/models").json() == {
+            "object": "list",
+            "data": [],
+            "has_more": False,
+            "first_id": None,
+            "last_id": None,
+        }
 
 
 def test_health_waits_for_no_step(gated: Gated) -> None:

@@ -121,6 +121,7 @@ def test_what_the_schemas_forbid_is_refused(
         (MESSAGES, {"messages": HI, "max_tokens": 3}),
         (f"{MESSAGES}/count_tokens", {"messages": HI}),
         (RESPONSES, {"input": "hi", "max_output_tokens": 3, "include": ["message.output_text.logprobs"]}),
+        (f"{RESPONSES}/input_tokens", {"input": "hi", "instructions": "Be brief."}),
         ("/v1/embeddings", {"input": ["a", "b"]}),
         ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
         ("/tokenize", {"content": "a"}),

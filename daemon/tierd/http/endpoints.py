@@ -32,7 +32,7 @@ from tierd.http.responses import events
 from tierd.http.responses.pages import MOST, USUAL
 from tierd.http.responses.requests import ResponsesBody
 from tierd.http.responses.routes import MOST_EVENTS
-from tierd.http.responses.shapes import Deleted, ItemList, ResponseObject
+from tierd.http.responses.shapes import Deleted, InputTokens, ItemList, ResponseObject
 from tierd.http.shapes import (
     ChatChunk,
     ChatCompletion,
@@ -160,6 +160,15 @@ ENDPOINTS: Sequence[Endpoint] = (
         answer=ResponseObject,
         stream=_RESPONSE_EVENT,
         errors=_MODEL,
+    ),
+    Endpoint(
+        method="post",
+        path="/v1/responses/input_tokens",
+        summary="Count the tokens of what a response would be made from.",
+        tag="responses",
+        body=ResponsesBody,
+        answer=InputTokens,
+        errors=_TEXT,
     ),
     Endpoint(
         method="get",

@@ -1,6 +1,8 @@
-"""The OpenAI routes for models."""
+"""The routes for models, whose answers OpenAI's clients and Anthropic's can read."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +29,9 @@ class ModelRoutes:
 
     async def list_models(self, request: Request) -> Response:
         """List the models that answer."""
-        return json_response(ModelList(data=[_model(e) for e in self._engine.catalogue.entries.values()]))
+        models = [_model(entry) for entry in self._engine.catalogue.entries.values()]
+        ends = (models[0].id, models[-1].id) if models else (None, None)
+        return json_response(ModelList(data=models, first_id=ends[0], last_id=ends[1]))
 
     async def show_model(self, request: Request) -> Response:
         """Show one of them."""
@@ -36,4 +40,11 @@ class ModelRoutes:
 
 
 def _model(entry: CatalogueEntry) -> Model:
-    return Model(id=entry.id, created=entry.created)
+    return Model(
+        id=entry.id,
+        created=entry.created,
+        display_name=entry.id,
+        created_at=datetime.fromtimestamp(entry.created, UTC).isoformat().replace("+00:00", "Z"),
+        max_input_tokens=min(entry.context, entry.max_prompt_tokens),
+        max_tokens=min(entry.context, entry.max_output_tokens),
+    )

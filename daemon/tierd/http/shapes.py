@@ -266,19 +266,30 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the list of models."""
+    """One entry of the list of models: OpenAI's fields, then those that Anthropic's clients look for.
+
+    created: Unix seconds. created_at: the same. max_input_tokens: of a prompt. max_tokens: of an answer.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "tierd"
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/models."""
+    """GET /v1/models: all of them; there is no other page."""
 
     object: Literal["list"] = "list"
     data: list[Model]
+    has_more: Literal[False] = False
+    first_id: str | None
+    last_id: str | None
 
 
 class Tokens(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from tierd import core
+from tierd.chat.renderer import encode_prompt
 from tierd.chat.reply import ReplyParser
 from tierd.chat.thought_budget import ThoughtBudget
 from tierd.engine import CatalogueEntry, Engine
@@ -15,7 +16,7 @@ from tierd.http.encoder import Encoder
 from tierd.http.exchange import Exchange
 from tierd.http.formats import compile_source
 from tierd.http.mailboxes import Mailboxes
-from tierd.http.prompts import TurnPrompt, turn_prompt
+from tierd.http.prompts import TurnPrompt, turn_prompt, turn_text
 from tierd.http.roster import Roster
 from tierd.http.scoring import Scoring
 from tierd.http.turn import Turn
@@ -68,6 +69,13 @@ class Turns:
             ],
             len(prompt.ids),
         )
+
+    async def count(self, turn: Turn) -> int:
+        """Return how many tokens the prompt of a turn is, however many they are. Raises as `open` does."""
+        entry = self._roster.resolve(self._engine.catalogue, turn.generation.model)
+        prompt = await turn_text(self._encoder, entry, turn)
+        translate.check_content(prompt, turn.messages_field)
+        return await self._encoder.run(len(prompt), lambda: len(encode_prompt(entry.tokenizer, prompt)))
 
     async def _grammar(self, turn: Turn, entry: CatalogueEntry, prompt: TurnPrompt) -> core.Grammar | None:
         """Return what the answer obeys, in which thoughts are free."""

@@ -286,6 +286,38 @@ def test_a_call_can_be_forced(speaking: Speaking, model: str) -> None:
     assert name in ("look", "clock")
 
 
+def test_tools_are_run_though_no_thread_is_kept(speaking: Speaking) -> None:
+    """Anthropic's client asks for one, and then does without."""
+    looked = []
+
+    @anthropic.beta_tool
+    def look(at: str) -> str:
+        """Looks."""
+        looked.append(at)
+        speaking.backend.says = "A face."
+        return "a face"
+
+    speaking.backend.says = ME
+    runner = speaking.client.beta.messages.tool_runner(
+        model="hermes", max_tokens=200, messages=[USER], tools=[look], extra_body={"temperature": 0}
+    )
+    assert [message.stop_reason for message in runner] == ["tool_use", "end_turn"]
+    assert looked == ["me"]
+    body = {"max_tokens": 9, "messages": [USER], "thread": {"type": "create"}}
+    answer = speaking.live.post(PATH, body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
+def test_models_are_listed_and_shown(speaking: Speaking) -> None:
+    found = {model.id: model for model in speaking.client.models.list()}
+    assert found.keys() == {*MODELS, "r1"}
+    shown = speaking.client.models.retrieve("hermes")
+    assert shown == found["hermes"]
+    assert (shown.type, shown.display_name, shown.max_input_tokens) == ("model", "hermes", 2048)
+    assert shown.created_at.year > 2020
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_tools_result_goes_into_the_next_prompt(speaking: Speaking, model: str) -> None:
     """Just as it does where the conversation comes in OpenAI's shape."""

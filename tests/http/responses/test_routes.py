@@ -440,3 +440,15 @@ def test_a_stream_that_is_over_is_not_made_once_more(live: Live, client: openai.
     for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=nobody"):
         error = live.get(f"/v1/responses/{response.id}/input_items?{query}").json()["error"]
         assert error["param"] == query.partition("=")[0]
+
+
+def test_what_a_response_would_be_made_from_is_counted(client: openai.OpenAI) -> None:
+    first = respond(client, "one two")
+    fields: dict[str, Any] = {"model": "tiny", "input": "three", "instructions": "Be brief."}
+    for more in ({}, {"previous_response_id": first.id}):
+        made = respond(client, **{**fields, **more})
+        counted = client.responses.input_tokens.count(**fields, **more)
+        assert counted.object == "response.input_tokens"
+        assert counted.input_tokens == made.usage.input_tokens
+    with pytest.raises(openai.BadRequestError, match="input: empty"):
+        client.responses.input_tokens.count(model="tiny")

@@ -14,7 +14,7 @@ import msgspec
 
 from tierd.http import errors
 from tierd.http.messages.events import event
-from tierd.http.messages.shapes import ErrorDetail, ErrorEvent
+from tierd.http.messages.shapes import ErrorDetail, ErrorDetails, ErrorEvent
 
 # Anthropic's own servers answer 529 where they are overloaded. Here it is 503 as on all routes, which proxies
 # and balancers know too, with the word by which Anthropic's clients go; they try again after either.
@@ -26,6 +26,9 @@ _KINDS: Mapping[int, str] = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+# By the field at fault: without a thread, which the server would keep, clients send the whole conversation.
+_DETAILS: Mapping[str | None, ErrorDetails] = {"thread": ErrorDetails("thread_unsupported_request")}
 
 
 class MessagesDialect:
@@ -44,4 +47,5 @@ class MessagesDialect:
 
     def _event(self, status: int, error: errors.ErrorDetail) -> ErrorEvent:
         kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        return ErrorEvent(error=ErrorDetail(kind, error.message), request_id=self._request_id)
+        details = _DETAILS.get(error.param, msgspec.UNSET)
+        return ErrorEvent(error=ErrorDetail(kind, error.message, details), request_id=self._request_id)

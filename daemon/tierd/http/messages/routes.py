@@ -14,9 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tierd import core
-from tierd.chat.renderer import encode_prompt
 from tierd.chat.reply import Piece
-from tierd.engine import CatalogueEntry, Engine
+from tierd.engine import Engine
 from tierd.errors import InvalidRequestError
 from tierd.http.body import read_body
 from tierd.http.conversation import Conversation, Ended
@@ -26,11 +25,9 @@ from tierd.http.messages.events import PING, MessageFrames, ending
 from tierd.http.messages.requests import ConversationBody, MessagesBody
 from tierd.http.messages.shapes import Counts, Message, TokenCount
 from tierd.http.messages.turn import read_conversation, read_turn
-from tierd.http.prompts import turn_text
 from tierd.http.roster import Roster
 from tierd.http.shapes import json_response
 from tierd.http.sse import EventStream
-from tierd.http.translate import check_content
 from tierd.http.turn import Turn
 from tierd.http.turn_fields import few_texts
 from tierd.http.turns import Turns
@@ -61,7 +58,7 @@ class MessageRoutes:
         """Answer a conversation."""
         body = await read_body(request, _decoder)
         turn = await self._read(body, read_turn)
-        self._model(turn)
+        self._check_thinking(turn)
         id = f"msg_{request.state.request_id}"
         conversation = await self._turns.open(turn, id, request)
         model = conversation.entry.id
@@ -84,11 +81,8 @@ class MessageRoutes:
         """Count the tokens of a conversation, however many they are."""
         body = await read_body(request, _counted_decoder)
         turn = await self._read(body, read_conversation)
-        entry = self._model(turn)
-        prompt = await turn_text(self._encoder, entry, turn)
-        check_content(prompt, "messages")
-        tokens = await self._encoder.run(len(prompt), lambda: len(encode_prompt(entry.tokenizer, prompt)))
-        return json_response(TokenCount(tokens))
+        self._check_thinking(turn)
+        return json_response(TokenCount(await self._turns.count(turn)))
 
     async def _read(self, body: _Body, read: Callable[[_Body], Turn]) -> Turn:
         """Return what a body asks for; of one that may be long it is read in a thread."""
@@ -96,14 +90,13 @@ class MessageRoutes:
             return read(body)
         return await self._encoder.run_in_thread(lambda: read(body))
 
-    def _model(self, turn: Turn) -> CatalogueEntry:
-        """Return the model that is asked. Raises InvalidRequestError where it is to think and cannot."""
+    def _check_thinking(self, turn: Turn) -> None:
+        """Raise InvalidRequestError where a model is to think that cannot."""
         entry = self._roster.resolve(self._engine.catalogue, turn.generation.model)
         if turn.thinking and entry.reply is not None and entry.reply.marks is None:
             raise InvalidRequestError(
                 f"thinking: {entry.id!r} is no model that thinks; leave it out", param="thinking"
             )
-        return entry
 
 
 def _begun(conversation: Conversation) -> core.Usage:

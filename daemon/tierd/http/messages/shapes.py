@@ -171,11 +171,18 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["ping"] = "ping"
 
 
+class ErrorDetails(msgspec.Struct, frozen=True):
+    """The word by which clients know how to ask otherwise."""
+
+    error_code: Literal["thread_unsupported_request"]
+
+
 class ErrorDetail(msgspec.Struct, frozen=True):
     """What went wrong."""
 
     type: str
     message: str
+    details: ErrorDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True):

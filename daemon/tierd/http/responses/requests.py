@@ -112,7 +112,7 @@ class ResponsesBody(Generation, kw_only=True):
     max_tool_calls: of tools that run here; there are none.
     """
 
-    input: str | list[ItemGiven]
+    input: str | list[ItemGiven] = msgspec.field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: Positive | None = None

@@ -14,19 +14,20 @@ from tierd.errors import InvalidRequestError, ResponseNotFoundError
 from tierd.http.auth import Visit
 from tierd.http.body import read_body
 from tierd.http.logprobs import ChatScribe
-from tierd.http.responses.draft import Draft, names, response_id
+from tierd.http.responses.draft import Draft, Names, names, response_id
 from tierd.http.responses.input import read_input
 from tierd.http.responses.log import EventLog, LogFrames, LogReader
 from tierd.http.responses.memory import Memory
 from tierd.http.responses.pages import number, page
 from tierd.http.responses.requests import ResponsesBody
 from tierd.http.responses.run import Line, Run, RunFrames
-from tierd.http.responses.shapes import Deleted
+from tierd.http.responses.shapes import Deleted, InputTokens, Item
 from tierd.http.responses.shelf import ResponsesShelf
 from tierd.http.responses.store import Kept
 from tierd.http.responses.turn import check, head, read_turn
 from tierd.http.shapes import json_response
 from tierd.http.sse import EventStream
+from tierd.http.turn import Turn
 from tierd.http.turns import Turns
 
 MOST_EVENTS = 10**9
@@ -48,6 +49,7 @@ class ResponsesRoutes:
         path = "/v1/responses/{id}"
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self.count, methods=["POST"]),
             Route(path, self.one, methods=["GET", "DELETE"]),
             Route(path + "/cancel", self.cancel, methods=["POST"]),
             Route(path + "/input_items", self.list_input),
@@ -68,6 +70,12 @@ class ResponsesRoutes:
         else:
             await run.finish()
         return json_response(run.response())
+
+    async def count(self, request: Request) -> Response:
+        """Count the tokens of what a response would be made from."""
+        body = await read_body(request, _decoder)
+        turn, _ = self._turn(body, request, names(request.state.request_id))
+        return json_response(InputTokens(input_tokens=await self._turns.count(turn)))
 
     async def one(self, request: Request) -> Response:
         """Show a response, or forget it."""
@@ -107,21 +115,25 @@ class ResponsesRoutes:
             raise _not_found(id)
         return json_response(Deleted(id=id))
 
-    async def _run(self, body: ResponsesBody, request: Request) -> Run:
-        """Return what makes the response that a body asks for; it is on the shelf if it is to be stored."""
+    def _turn(self, body: ResponsesBody, request: Request, name: Names) -> tuple[Turn, list[Item]]:
+        """Return what a body asks for, and the items that the model is given; `name` names new ones."""
         check(body)
-        name = names(request.state.request_id)
         memory = Memory(self._shelf, _owner(request))
         before = memory.conversation(body.previous_response_id)
         given = read_input(body.input, name, memory.item)
-        turn = read_turn(body, before, given)
+        return read_turn(body, before, given), [*before, *given]
+
+    async def _run(self, body: ResponsesBody, request: Request) -> Run:
+        """Return what makes the response that a body asks for; it is on the shelf if it is to be stored."""
+        name = names(request.state.request_id)
+        turn, items = self._turn(body, request, name)
         line = Line(None if body.background else request.receive)
         id = response_id(request.state.request_id)
         conversation = await self._turns.open(turn, id, Request(request.scope, line.receive))
         entry = conversation.entry
         draft = Draft(head(body, id, int(time.time()), entry), ChatScribe(entry.tokenizer), name)
         log = EventLog() if body.background and body.stream else None
-        run = Run(conversation, draft, line, _owner(request), [*before, *given], log)
+        run = Run(conversation, draft, line, _owner(request), items, log)
         if body.store is not False:
             self._shelf.add(run)
         return run

@@ -214,6 +214,13 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     """What a DELETE is answered with."""
 
