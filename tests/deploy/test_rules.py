@@ -37,3 +37,11 @@ def test_each_alert_is_played_twice_and_each_record() -> None:
 def test_rules_know_only_metrics_that_there_are() -> None:
     for name in re.findall(r"(?<![\w:])tierd_\w+", RULES.read_text()):
         assert re.sub(r"_(bucket|sum|count)$", "", name) in EXPORTED
+
+
+def test_the_page_names_all_alerts_with_their_severity() -> None:
+    found = re.findall(r"- alert: (\w+)\n(?:.*\n)*? +severity: (\w+)\n", RULES.read_text())
+    told = re.findall(
+        r"^\| (Tierd\w+) \|.*\| (\w+) \|$", (RULES.parent / "README.md").read_text(), re.MULTILINE
+    )
+    assert sorted(told) == sorted(found)
