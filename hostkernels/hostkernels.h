@@ -30,7 +30,7 @@
 #endif
 
 /* cffi: begin */
-enum { HK_ABI_VERSION = 9 }; /* the Python side refuses a library of another */
+enum { HK_ABI_VERSION = 10 }; /* the Python side refuses a library of another */
 
 enum {
     HK_BLOCK = 32,   /* columns quantised together */
@@ -349,9 +349,9 @@ typedef struct hk_adjustment {
 /* Adjust logits in place, each id once. */
 void hk_adjust(float *logits, const hk_adjustment *adjustments, int64_t count);
 
-/* Make -INFINITY of the logits of ids that may not be drawn, in place. allowed: a bit for each id, the lowest
- * id first. */
-void hk_mask(float *logits, int64_t count, const uint32_t *allowed);
+/* Put the ids that may be drawn and their logits side by side, in ascending order; return how many there are.
+ * allowed: a bit for each id, the lowest id first. ids, values: room for `count` of each. */
+int64_t hk_select(const float *logits, int64_t count, const uint32_t *allowed, int32_t *ids, float *values);
 
 /* The logarithm of the sum of e^logit: a logit less it is a log-probability. NaN counts as nothing. */
 double hk_log_sum_exp(const float *logits, int64_t count);

@@ -392,36 +392,27 @@ void hk_adjust(float *logits, const hk_adjustment *adjustments, int64_t count)
     }
 }
 
-/* For each value of four bits, all ones in the lanes whose bit is set: selecting so takes no branches. */
-#define HK_LANE(bits, i) ((bits) >> (i) & 1 ? UINT32_MAX : 0)
-#define HK_LANES(bits) {HK_LANE(bits, 0), HK_LANE(bits, 1), HK_LANE(bits, 2), HK_LANE(bits, 3)}
-static const uint32_t lanes[16][4] = {
-    HK_LANES(0), HK_LANES(1), HK_LANES(2),  HK_LANES(3),  HK_LANES(4),  HK_LANES(5),  HK_LANES(6),  HK_LANES(7),
-    HK_LANES(8), HK_LANES(9), HK_LANES(10), HK_LANES(11), HK_LANES(12), HK_LANES(13), HK_LANES(14), HK_LANES(15),
-};
-#define HK_MINUS_INFINITY 0xFF800000u
-
-static void mask_word(float *logits, uint32_t word)
+int64_t hk_select(const float *logits, int64_t count, const uint32_t *allowed, int32_t *ids, float *values)
 {
-    for (int n = 0; n < 8; n++, logits += 4, word >>= 4) {
-        const uint32_t *keep = lanes[word & 15];
-        uint32_t bits[4];
-        memcpy(bits, logits, sizeof bits);
-        for (int i = 0; i < 4; i++)
-            bits[i] = (bits[i] & keep[i]) | (HK_MINUS_INFINITY & ~keep[i]);
-        memcpy(logits, bits, sizeof bits);
+    int64_t found = 0;
+    for (int64_t start = 0; start < count; start += 32) {
+        const int64_t left = count - start;
+        uint32_t word = allowed[start / 32];
+        if (left < 32)
+            word &= (1u << left) - 1;
+        if (word == UINT32_MAX) { /* most are, where most ids are allowed */
+            for (int i = 0; i < 32; i++)
+                ids[found + i] = (int32_t)start + i;
+            memcpy(values + found, logits + start, 32 * sizeof *values);
+            found += 32;
+            continue;
+        }
+        for (; word; word &= word - 1) {
+            ids[found] = (int32_t)start + __builtin_ctz(word);
+            values[found++] = logits[start + __builtin_ctz(word)];
+        }
     }
-}
-
-void hk_mask(float *logits, int64_t count, const uint32_t *allowed)
-{
-    const int64_t whole = count / 32 * 32;
-    for (int64_t start = 0; start < whole; start += 32)
-        if (allowed[start / 32] != UINT32_MAX)
-            mask_word(logits + start, allowed[start / 32]);
-    for (int64_t i = whole; i < count; i++)
-        if (!(allowed[i / 32] >> i % 32 & 1))
-            logits[i] = -INFINITY;
+    return found;
 }
 
 /* ---- Probabilities ----------------------------------------------------------------------------- */

@@ -27,9 +27,6 @@ class FinishReason(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
-_FEW_WORDS = 256
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenMask:
     """Which tokens may be picked, at least one.
@@ -56,16 +53,6 @@ class TokenMask:
 
     def __contains__(self, id: int) -> bool:
         return bool(int(self.words[id // 32]) >> id % 32 & 1)
-
-    @property
-    def few(self) -> npt.NDArray[np.int64] | None:
-        """The ids that may be picked, ascending; None where that may be too many to be worth telling."""
-        places = np.flatnonzero(self.words)
-        if places.size > _FEW_WORDS:
-            return None
-        bits = np.unpackbits(self.words[places].view(np.uint8), bitorder="little").reshape(-1, 32)
-        word, bit = np.nonzero(bits)
-        return 32 * places[word] + bit
 
     @property
     def lowest(self) -> int:

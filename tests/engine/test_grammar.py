@@ -12,7 +12,6 @@ import pytest
 from engine.harness import NULL, PATIENCE, Harness, model, running
 from engine.null_slot import request
 from engine.words import Word, is_word
-from tierd import core
 from tierd.backends.picking import pick
 from tierd.core import (
     ADJUSTMENT,
@@ -303,24 +302,18 @@ def test_where_nothing_may_be_picked_the_lowest_of_what_is_allowed_is() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_few_allowed_tokens_are_picked_from_as_many_are(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_of_what_is_allowed_is_one_with_no_other_likely(way: str) -> None:
     random = np.random.default_rng(7)
     sampling = WAYS[way]
     adjustments = np.array([(3, 2.0, 1.0, 0.5), (290, -1.0, 1.3, 0.0)], ADJUSTMENT)
     for _ in range(200):
         logits = random.normal(0, 2, 300).astype(np.float32)
-        ids = sorted(random.choice(300, random.integers(2, 120), replace=False))
-        draw = Draw(
+        ids = sorted(random.choice(300, random.integers(2, 300), replace=False))
+        free = Draw(
             adjustments=adjustments if sampling.penalises else NO_ADJUSTMENTS,
-            allowed=TokenMask.of(ids, 300),
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             uniform=random.random(),
         )
-        assert draw.allowed is not None
-        assert list(draw.allowed.few) == ids  # type: ignore[arg-type]
-        few = pick(logits, draw)
-        with monkeypatch.context() as patch:
-            patch.setattr(core, "_FEW_WORDS", 0)
-            assert draw.allowed.few is None
-            assert pick(logits, draw) == few
+        masked = np.where(np.isin(np.arange(300), ids), logits, -np.inf).astype(np.float32)
+        assert pick(logits, replace(free, allowed=TokenMask.of(ids, 300))) == pick(masked, free)

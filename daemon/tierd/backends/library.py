@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tierd.errors import TierdError
 
-_ABI_VERSION = 9
+_ABI_VERSION = 10
 _LIBRARY = "libhostkernels.so"
 LEVELS = ("portable", "avx2", "avx512vnni")  # in ascending order; a machine may lack the upper ones
 _HEADER = "hostkernels.h"
@@ -128,10 +128,23 @@ def adjust(logits: FloatArray, adjustments: npt.NDArray[np.void]) -> None:
     lib.hk_adjust(pointer(logits, "float *"), pointer(adjustments, "hk_adjustment *"), adjustments.size)
 
 
-def mask(logits: FloatArray, words: npt.NDArray[np.uint32]) -> None:
-    """Make -infinity of what may not be picked of a row of logits, in place. words: see core.TokenMask."""
+def select(
+    logits: FloatArray, words: npt.NDArray[np.uint32]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Return the ids that may be picked of a row of logits, ascending, and their logits, shape (ids,) each.
+
+    Both are good until the next call. words: see core.TokenMask.
+    """
     _, lib = load()
-    lib.hk_mask(pointer(logits, "float *"), logits.size, pointer(words, "uint32_t *"))
+    ids, values = _selected(logits.size)
+    count = lib.hk_select(
+        pointer(logits, "float *"),
+        logits.size,
+        pointer(words, "uint32_t *"),
+        pointer(ids, "int32_t *"),
+        pointer(values, "float *"),
+    )
+    return ids[:count], values[:count]
 
 
 def log_sum_exp(logits: FloatArray) -> float:
@@ -154,6 +167,12 @@ def uniform(seed: int, position: int) -> float:
     """Return a number in [0, 1) that depends on (seed, position) alone; both 64 bits, unsigned."""
     _, lib = load()
     return float(lib.hk_uniform(seed, position))
+
+
+@functools.lru_cache(maxsize=8)
+def _selected(count: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Room for what is selected of a vocabulary. Only the engine thread selects."""
+    return np.empty(count, np.int32), np.empty(count, np.float32)
 
 
 @functools.lru_cache(maxsize=8)

@@ -35,13 +35,8 @@ def pick(row: Row, draw: Draw) -> int:
         library.adjust(row, draw.adjustments)
     if draw.allowed is None:
         return _draw(row, draw)
-    few = draw.allowed.few
-    if few is not None:
-        return int(few[_draw(row[few], draw)]) if few.size > 1 else int(few[0])
-    masked = row.copy()
-    library.mask(masked, draw.allowed.words)
-    token = _draw(masked, draw)
-    return token if token in draw.allowed else draw.allowed.lowest
+    ids, logits = library.select(row, draw.allowed.words)
+    return int(ids[_draw(logits, draw)]) if ids.size > 1 else int(ids[0])
 
 
 def _draw(row: Row, draw: Draw) -> int:
