@@ -45,7 +45,12 @@ def one_line(text: str) -> str:
 
 
 class TierdError(Exception):
-    """Base of the tree. `str(error)` is the one line shown to a person, whatever it is made from."""
+    """Base of the tree. `str(error)` is the one line shown to a person, whatever it is made from.
+
+    quotes: whether that may repeat what a client has sent, or was answered; no log has it then.
+    """
+
+    quotes = False
 
     def __str__(self) -> str:
         return one_line(super().__str__())
@@ -94,9 +99,13 @@ class RequestError(TierdError):
 class InvalidRequestError(RequestError):
     """A field is missing, has the wrong type or a value out of range."""
 
+    quotes = True
+
 
 class ContextLengthExceededError(InvalidRequestError):
     """Prompt plus output do not fit the model's context."""
+
+    quotes = False
 
     code = "context_length_exceeded"
 

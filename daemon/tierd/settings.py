@@ -26,7 +26,8 @@ GPU_MODES = ("auto", "off", "resident", "rails")
 GPU_TIERS = ("none", "rails", "resident")
 RESUMES = ("device", "cpu")
 POOLINGS = ("none", "mean", "cls", "last")
-LOG_LEVELS = ("info", "warning", "error")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 DAY_S = 86400
 MOST_OFTEN_S = 0.1
 MOST_REGIONS = 1024
@@ -164,9 +165,11 @@ class AdminSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """`[log]`: what is written to standard error."""
+    """`[log]`: what is written to standard error, and how. prompts: whether prompts and answers are."""
 
     level: str = field(default="info", metadata=_checked(_one_of(*LOG_LEVELS)))
+    format: str = field(default="text", metadata=_checked(_one_of(*LOG_FORMATS)))
+    prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,7 +407,7 @@ def load_settings(
             raise SettingsError(f"--listen {listen!r} must {complaint}")
         settings = dataclasses.replace(settings, server=dataclasses.replace(settings.server, listen=listen))
     if log_level is not None:
-        settings = dataclasses.replace(settings, log=LogSettings(level=log_level))
+        settings = dataclasses.replace(settings, log=dataclasses.replace(settings.log, level=log_level))
     if settings.admin.listen and settings.admin.token_file is None:
         raise SettingsError(
             f"{path}: admin.listen needs admin.token_file, a file with the token that callers must show"

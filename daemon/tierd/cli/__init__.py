@@ -7,6 +7,8 @@ Errors are one line on standard error.
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tierd.cli import options
 from tierd.cli.ctl_commands import ctl
 from tierd.cli.parameters import PARAMETERS
 from tierd.errors import ModelError, RequiredTierError, SettingsError, TierdError, one_line
+from tierd.service.logs import priority
 from tierd.settings import KV_DTYPES, LOG_LEVELS, Settings, load_settings
 
 EXIT_FAILURE = 1
@@ -272,5 +275,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"tierd: {one_line(message)}", err=True)
+    click.echo(f"{priority(sys.stderr, logging.ERROR)}tierd: {one_line(message)}", err=True)
     return code

@@ -12,10 +12,11 @@ import faulthandler
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -46,6 +47,7 @@ from tierd.kv.gone import Gone
 from tierd.kv.sizing import bank_limit, mib
 from tierd.kv.spill import open_spill
 from tierd.metrics import Metrics
+from tierd.service.logs import Logs
 from tierd.service.notify import Notifier
 from tierd.settings import AdminSettings, ModelSettings, Settings, admin_sockets
 from tierd.tier.host_site import HostSite
@@ -61,9 +63,10 @@ log = logging.getLogger(__name__)
 
 def run(settings: Settings) -> None:
     """Serve the models until a signal ends it. Raises TierdError."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=settings.log.level.upper())
     notifier = Notifier.taken_from(os.environ)
     with ExitStack() as stack:
+        logs = stack.enter_context(closing(Logs(sys.stderr)))
+        logs.set(settings.log.level, settings.log.format, prompts=settings.log.prompts)
         public = stack.enter_context(listen(settings.server.listen))
         doors = AdminDoors(settings.admin, stack)
         mailboxes, metrics = Mailboxes(), Metrics(__version__)

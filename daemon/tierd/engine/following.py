@@ -161,7 +161,9 @@ class Follower:
         except BaseException as error:  # what the library panics with is no Exception
             log.exception("request=%s its grammar failed", self._request.id)
             what = f"the answer's grammar failed, {type(error).__name__}: {error}; send another one"
-            self._post(Stranded(self._request.id, ExecutorError(what)))
+            failure = ExecutorError(what)
+            failure.quotes = True
+            self._post(Stranded(self._request.id, failure))
 
 
 def narrow(mask: TokenMask | None, request: Request, ends: Words) -> TokenMask | None:

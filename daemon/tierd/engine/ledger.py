@@ -22,6 +22,8 @@ from tierd.errors import (
     UnavailableError,
 )
 from tierd.metrics import NO_MODEL, Metrics
+from tierd.service.logs import line, told
+from tierd.service.trace_context import trace_id
 from tierd.slot import Slot, Step
 
 log = logging.getLogger(__name__)
@@ -242,21 +244,22 @@ def _log(
     error: TierdError | None,
 ) -> None:
     log.info(
-        "request=%s model=%s%s prompt=%d cached=%d generated=%d "
-        "queue_ms=%s ttft_ms=%s total_ms=%s outcome=%s%s",
-        request.id,
-        request.model,
-        f" key={request.key}" if request.key else "",
-        len(request.prompt),
-        sequence.cached if sequence else 0,
-        sequence.generated if sequence else 0,
-        _milliseconds(timeline.submitted, timeline.started),
-        _milliseconds(timeline.submitted, timeline.first_token),
-        _milliseconds(timeline.submitted, now),
-        outcome,
-        f" error={str(error)!r}" if error else "",
+        *line(
+            request=request.id,
+            model=request.model,
+            key=request.key or None,
+            trace=trace_id(request.traceparent),
+            prompt=len(request.prompt),
+            cached=sequence.cached if sequence else 0,
+            generated=sequence.generated if sequence else 0,
+            queue_ms=_milliseconds(timeline.submitted, timeline.started),
+            ttft_ms=_milliseconds(timeline.submitted, timeline.first_token),
+            total_ms=_milliseconds(timeline.submitted, now),
+            outcome=outcome,
+            error=None if error is None else told(error),
+        )
     )
 
 
-def _milliseconds(start: float, end: float | None) -> str:
-    return "-" if end is None else f"{(end - start) * 1000:.1f}"
+def _milliseconds(start: float, end: float | None) -> float | str:
+    return "-" if end is None else round((end - start) * 1000, 1)

@@ -47,6 +47,8 @@ from tierd.errors import (
     UnavailableError,
     UnsupportedModelError,
 )
+from tierd.service.logs import line, told
+from tierd.service.trace_context import SPAN_DIGITS, received, trace_id
 
 logger = logging.getLogger("tierd.http")
 
@@ -258,9 +260,11 @@ class ErrorBoundary:
     """Names every request, and answers what is raised while it is served.
 
     The name is in `scope["state"]["request_id"]` (32 hexadecimal digits) and in the response's `x-request-id`
-    and `request-id`, of which OpenAI's and Anthropic's clients know one each; the log uses it too. A POST
-    that is refused before the engine was asked, as `scope["state"]["asked"]` would say, gets a line in the
-    log: the engine writes one for all others.
+    and `request-id`, of which OpenAI's and Anthropic's clients know one each; the log uses it too. A request
+    that is part of a trace is a span of it, whose name is the first digits of that: it is in
+    `scope["state"]["traceparent"]`, else "", and in the response's header.
+    A POST that is refused before the engine was asked, as `scope["state"]["asked"]` would say, gets a line in
+    the log: the engine writes one for all others.
     """
 
     def __init__(
@@ -286,14 +290,26 @@ class ErrorBoundary:
         request_id = uuid.uuid4().hex
         spoken = (make for path, make in self._dialects.items() if scope["path"].startswith(path))
         dialect = next(spoken, lambda id: OPENAI)(request_id)
-        scope.setdefault("state", {}).update(request_id=request_id, dialect=dialect)
+        trace = received(scope["headers"])
+        traceparent = trace.header(request_id[:SPAN_DIGITS]) if trace is not None else ""
+        scope.setdefault("state", {}).update(request_id=request_id, dialect=dialect, traceparent=traceparent)
         begun: Message | None = None
 
         async def named_send(message: Message) -> None:
             nonlocal begun
             if begun is None:
                 begun = message
+                logger.debug(
+                    *line(
+                        request=request_id,
+                        method=scope["method"],
+                        path=one_line(scope["path"]),
+                        status=message["status"],
+                    )
+                )
                 names = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")]
+                if traceparent:
+                    names.append((b"traceparent", traceparent.encode()))
                 message["headers"] = [*message.get("headers", ()), *names]
             await send(message)
 
@@ -305,7 +321,7 @@ class ErrorBoundary:
         except Exception as error:
             if not isinstance(error, RequestError):
                 where = one_line(f"{scope['method']} {scope['path']} ({request_id})")
-                logger.error("%s: %s", where, error, exc_info=not isinstance(error, TierdError))
+                logger.error("%s: %s", where, told(error), exc_info=not isinstance(error, TierdError))
             answer = describe(error)
             if (
                 isinstance(error, RequestError)
@@ -328,13 +344,16 @@ class ErrorBoundary:
         state = scope["state"]
         name = state["visit"].name if "visit" in state else ""
         logger.info(
-            "request=%s model=-%s outcome=%s status=%d code=%s param=%s",
-            state["request_id"],
-            f" key={name}" if name else "",
-            outcome,
-            status,
-            error.code or "-",
-            one_line(error.param or "-"),
+            *line(
+                request=state["request_id"],
+                model="-",
+                key=name or None,
+                trace=trace_id(state["traceparent"]),
+                outcome=outcome,
+                status=status,
+                code=error.code or "-",
+                param=one_line(error.param or "-"),
+            )
         )
 
 

@@ -16,6 +16,7 @@ from tierd.errors import TierdError, UnavailableError
 from tierd.http.auth import Visit
 from tierd.http.mailboxes import Mailboxes
 from tierd.http.quotas import Lease
+from tierd.http.transcript import Transcript
 
 
 class Exchange:
@@ -31,7 +32,10 @@ class Exchange:
         self._engine = engine
         self._mailboxes = mailboxes
         visit: Visit = asked.state.visit
-        self._request = replace(request, key=visit.name, owner=visit.owner)
+        self._request = replace(
+            request, key=visit.name, owner=visit.owner, traceparent=asked.state.traceparent
+        )
+        self._transcript = Transcript(self._request)
         self._receive = asked.receive
         self._lease: Lease = asked.state.lease
         self._spent = 0  # tokens that were generated
@@ -49,6 +53,7 @@ class Exchange:
         except UnavailableError:
             self._mailboxes.close(self._request.id)
             raise
+        self._transcript.begin(self._engine.catalogue)
         self._lease.hold()
         self._lease.feed(self._request.prompt)
         self._watch = asyncio.create_task(self._watch_client())
@@ -57,6 +62,7 @@ class Exchange:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._transcript.end()
         self._lease.release()
         self._watch.cancel()
         self._mailboxes.close(self._request.id)
@@ -106,6 +112,7 @@ class Exchange:
             return False
         if isinstance(event, TextEvent):
             self._spend(event.generated)
+            self._transcript.note(event)
             return True
         self._ended = True
         if isinstance(event, FinishedEvent):

@@ -10,6 +10,7 @@ import msgspec
 from tierd.errors import RequestError, TierdError
 from tierd.http.responses.run import Run
 from tierd.http.responses.store import Kept, ResponsesStore
+from tierd.service.logs import told
 
 logger = logging.getLogger("tierd.http")
 
@@ -65,6 +66,5 @@ class ResponsesShelf:
         except RequestError:
             pass  # the response says it
         except Exception as error:
-            logger.error(
-                "in the background (%s): %s", run.id, error, exc_info=not isinstance(error, TierdError)
-            )
+            unforeseen = not isinstance(error, TierdError)
+            logger.error("in the background (%s): %s", run.id, told(error), exc_info=unforeseen)
