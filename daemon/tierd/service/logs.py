@@ -47,7 +47,7 @@ def _needs_quotes(value: object) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """Return what the log may tell of an error: its message where nobody's words can be in it, or its class."""
+    """Return what the log may tell of an error: its message, or its class where that may repeat others."""
     ours = isinstance(error, TierdError) and not error.quotes
     return str(error) if ours else type(error).__name__
 
