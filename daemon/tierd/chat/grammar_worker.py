@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from tierd.chat.confined import Answers, serve
+from tierd.chat.schema_closing import closed
 from tierd.chat.schema_dates import with_real_dates
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def _schema(text: str) -> str:
         raise ValueError("a schema must be an object")
     if "x-guidance" in schema:
         raise ValueError("the keyword x-guidance is not supported; leave it out")
-    return json.dumps(with_real_dates(schema), ensure_ascii=False) if '"date' in text else text
+    schema = closed(schema)
+    return json.dumps(with_real_dates(schema) if '"date' in text else schema, ensure_ascii=False)
 
 
 def _choice(choices: list[str], rule: str = "start") -> str:

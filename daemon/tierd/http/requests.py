@@ -33,7 +33,10 @@ class StreamOptions(msgspec.Struct):
 
 
 class SchemaFormat(msgspec.Struct):
-    """`response_format.json_schema`. It is obeyed to the letter, whatever `strict` says."""
+    """`response_format.json_schema`. It is obeyed to the letter, whatever `strict` says.
+
+    An object whose members it names has no others, unless it says of what form they are.
+    """
 
     name: str | None = None
     schema: Raw = SILENT
