@@ -113,8 +113,11 @@ class House:
                     self.engine.flush().result(LONG_WAIT_S)
             return answers
 
-        with ThreadPoolExecutor(at_once) as clients:
+        clients = ThreadPoolExecutor(at_once)
+        try:
             return list(clients.map(one, range(len(talks)), talks))
+        finally:
+            clients.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -25,12 +25,10 @@ from tierd.settings import KVSettings, ModelSettings, QueueSettings, ServerSetti
 from tierd.slot import open_slot
 from tierd.tier.host_site import HostSite
 
-CODECS = ("f16", "q8_0", "tq4")
 CONTEXT = 1024
 # What 64 positions of SmolLM2's take.
 PAGE_KIB = {"f16": 1440, "q8_0": 765, "tq4": 405}
 OTHERS = 8
-COMPARED = 50
 
 OPENINGS = (
     "",
@@ -81,7 +79,7 @@ def prompts(
 
 @dataclass(frozen=True)
 class Way:
-    """How conversations are held. at_once: how many. pages: of all; the bank holds a third as many."""
+    """How conversations are held. at_once: how many. pages: of all; the bank has room for a fifth as many."""
 
     at_once: int
     prefix_cache: bool = True
@@ -117,7 +115,7 @@ def hold(path: Path, codec: str, asked: Ordered[Talk[str]], way: Way, context: i
     """Hold conversations with a model on the host."""
     backend = HostBackend(1)
     kib = way.pages * PAGE_KIB[codec]
-    bank = Bank(1024 * kib // 3)
+    bank = Bank(1024 * kib // 5)
     settings = Settings(
         server=ServerSettings(reader_backlog=65536),  # nobody reads
         queue=QueueSettings(timeout_s=0),
@@ -149,21 +147,21 @@ def test_a_few_of_a_real_model(smollm2_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("codec", CODECS)
-def test_fifty_of_a_real_model(
-    codec: str, smollm2_path: Path, record_property: Callable[[str, object], None]
+@pytest.mark.parametrize(("codec", "count"), [("f16", 50), ("q8_0", 10), ("tq4", 10)])
+def test_many_of_a_real_model(
+    codec: str, count: int, smollm2_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    asked = talks(COMPARED + OTHERS, 3, (24, 64, 104, 144))
-    alone = hold(smollm2_path, codec, asked[:COMPARED], ALONE)
+    asked = talks(count + OTHERS, 3, (16, 40, 70, 100))
+    alone = hold(smollm2_path, codec, asked[:count], ALONE)
     assert alone.cached == 0
-    record_property("conversations", COMPARED)
+    record_property("conversations", count)
     record_property("turns", sum(map(len, alone.answers)))
     record_property("ids", alone.ids)
     for name, way in WAYS.items():
         # The others are held to the end, for the last of those that are compared to have company.
-        other = hold(smollm2_path, codec, asked if way.at_once > 1 else asked[:COMPARED], way)
+        other = hold(smollm2_path, codec, asked if way.at_once > 1 else asked[:count], way)
         record_property(f"{name}, positions cached", other.cached)
         record_property(f"{name}, preemptions", dict(other.preemptions))
-        assert other.answers[:COMPARED] == alone.answers
+        assert other.answers[:count] == alone.answers
         assert other.cached > 0
-        assert (set(other.preemptions) == {"banked", "dropped"}) == (name == "pausing")
+        assert bool(other.preemptions) == (name == "pausing")
