@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve tour models test test-device test-levels test-rest test-long test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-table profile sanitize check clean
+.PHONY: FORCE help serve tour models test test-device test-levels test-rest test-long test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-table pages profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
@@ -104,6 +104,11 @@ bench-overhead: $(VENV)/.dev ## CPU time of Python and HTTP for each token, with
 
 bench-table: ## put the newest results of make bench into the README
 	$(PYTHON) tests/bench/tables.py
+
+pages: $(VENV)/.serve ## write docs/metrics.md, docs/settings.md and the dashboard anew from their tables
+	$(BIN)/python tools/make_metrics_page.py
+	$(BIN)/python tools/make_settings_page.py
+	$(BIN)/python tools/make_dashboard.py
 
 profile: $(VENV)/.serve $(SMOLLM2) ## show where the time of a decode step goes (PROFILE='--streams 8 --device')
 	$(BIN)/python tests/bench/profile_step.py $(SMOLLM2) $(PROFILE)

@@ -89,7 +89,7 @@ class Row:
     """One metric. name: with a counter's _total. kind: "counter", "gauge" or "histogram".
 
     labels: with their words and what these mean, {} where they are not fixed. buckets: of a histogram.
-    device: only models that are meant for a device have it.
+    device: only models that are meant for a device have it. part: what it is about, a heading.
     """
 
     name: str
@@ -98,6 +98,7 @@ class Row:
     labels: Mapping[str, Words]
     buckets: tuple[float, ...]
     device: bool
+    part: str
 
 
 class Registry(CollectorRegistry):
@@ -127,9 +128,13 @@ class Metrics:
         self.registry = Registry()
         self.table: list[Row] = []
         self._metrics: list[MetricWrapperBase] = []  # as in the table
+        self._part = "Requests"
         self._declare_requests()
+        self._part = "Steps"
         self._declare_steps()
+        self._part = "Keys and values"
         self._declare_kv()
+        self._part = "Models and the GPU"
         self._declare_tier()
         self._shared("tierd_build_info", "The running tierd.", version={}).labels(version).set(1)
         ProcessCollector(registry=self.registry)
@@ -176,7 +181,8 @@ class Metrics:
     ) -> _Kind:
         metric = kind(name, text, tuple(labels), registry=self.registry, **more)
         full = f"{name}_total" if kind is Counter else name
-        self.table.append(Row(full, kind.__name__.lower(), text, labels, more.get("buckets", ()), device))
+        buckets = more.get("buckets", ())
+        self.table.append(Row(full, kind.__name__.lower(), text, labels, buckets, device, self._part))
         self._metrics.append(metric)
         return metric
 
@@ -303,7 +309,7 @@ class Metrics:
         )
         self.switches = self._counter(
             "tierd_switches",
-            "Switches that ended, by the model that came to the GPU, or was to come, - where none was.",
+            "Switches that ended, by the model that came to the GPU or was to come.",
             device=True,
             reason=REASONS,
             outcome=ENDS,

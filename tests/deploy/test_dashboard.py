@@ -119,7 +119,7 @@ def filled(expression: str) -> str:
 
 
 def test_it_is_what_its_tool_makes() -> None:
-    assert PLACE.read_text() == dashboard(), "run `python tools/make_dashboard.py`"
+    assert PLACE.read_text() == dashboard(), "run `make pages`"
 
 
 def test_panels_lie_beside_and_below_each_other() -> None:
