@@ -39,8 +39,8 @@ PROCESS = """
 ## The process
 
 `process_resident_memory_bytes`, `process_virtual_memory_bytes`, `process_cpu_seconds_total`,
-`process_open_fds`, `process_max_fds` and `process_start_time_seconds` are what Prometheus' client library tells
-of any program.
+`process_open_fds`, `process_max_fds` and `process_start_time_seconds` are what Prometheus' client library
+tells of any program.
 """
 
 

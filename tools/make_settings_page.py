@@ -26,8 +26,8 @@ Made by `make pages` from `config/tierd.toml` and `daemon/tierd/settings.py`.
 
 tierd reads one file of [TOML](https://toml.io), named by `tierd serve --config FILE` or in the environment
 variable `TIERD_CONFIG`. Every setting has the value shown here unless the file has another. One that tierd
-does not know is an error, and so is a wrong type or value: tierd names it and ends with code 2. `tierd doctor`
-looks at all of them.
+does not know is an error, and so is a wrong type or value: tierd names it and ends with code 2.
+`tierd doctor` looks at all of them.
 """
 # What no value of a type can be where it is checked at all.
 WRONG: dict[object, object] = {int: -(10**9), float: -1e9, str: "\0", tuple[str, ...]: ("\0",)}

@@ -44,7 +44,7 @@ def test_each_setting_has_a_text() -> None:
     [
         ("queue", "capacity", "It must be 0 or more."),
         ("models", "weight", "It must lie between 1 and 1000."),
-        ("log", "level", "It must be one of info, warning, error."),
+        ("switch", "resume", "It must be one of device, cpu."),
         ("models", "kv_dtype", 'It must be one of f32, f16, q8_0, tq4, or "".'),
         ("kv", "share_prefix", ""),
     ],
