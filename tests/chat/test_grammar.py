@@ -13,9 +13,12 @@ import pytest
 from fixtures import unicode_vocabularies as vocabularies
 from schemas import record
 from tierd.chat import grammar
+from tierd.chat.call_grammar import call_grammar
+from tierd.chat.calls import GENERIC
 from tierd.chat.grammar import KEPT, MOST_CHARACTERS, Grammars, Source
 from tierd.chat.schema_dates import PATTERNS, with_real_dates
 from tierd.chat.tokenizer import Tokenizer, build_tokenizer
+from tierd.chat.tools import Tool
 from tierd.core import Constraint, Grammar, TokenMask
 from tierd.errors import InvalidRequestError, UnavailableError
 from tierd.models.gguf import GGUFFile, Value
@@ -200,12 +203,21 @@ def test_a_grammar_may_name_control_tokens(plain: Grammars) -> None:
 
 def test_a_source_is_compiled_once(plain: Grammars) -> None:
     first = plain.compile(Source("regex", "once", "guided_regex"))
-    assert plain.compile(Source("regex", "once", "structured_outputs.regex")) is first
-    assert plain.compile(Source("choice", '["once"]')) is not first
+    assert plain.compile(Source("regex", "once", "structured_outputs.regex")) == first
+    assert plain.compile(Source("choice", '["once"]')) != first
     for n in range(KEPT):
         plain.compile(Source("regex", f"n{n}"))
         plain.compile(Source("regex", f"n{KEPT - 1}" if n > 0 else "n0"))
-    assert plain.compile(Source("regex", "once")) is not first
+    assert plain.compile(Source("regex", "once")) != first
+
+
+def test_each_owner_has_sources_compiled_again(plain: Grammars) -> None:
+    """The time that it takes tells nobody what others ask for."""
+    source = Source("regex", "owned")
+    alices, bobs = (plain.compile(source, name) for name in ("alice", "bob"))
+    assert alices != bobs
+    assert (plain.compile(source, "alice"), plain.compile(source, "bob")) == (alices, bobs)
+    assert plain.compile(source) not in (alices, bobs)
 
 
 REFUSED = {
@@ -283,6 +295,25 @@ def test_what_is_refused(plain: Grammars, case: str) -> None:
     assert text_of(plain.compile(Source("choice", '["fine"]')), TOKENIZERS["bytes"]) == b"fine"
 
 
+@pytest.mark.parametrize(
+    ("parameters", "complaint"),
+    [
+        ({"type": "strin"}, "Invalid type: strin"),
+        ({"properties": {"a": {"not": {}}}}, "keywords that are not supported: not; leave them out"),
+        ({"properties": {"a": {"$ref": "#/x"}}}, "Pointer '/x' does not exist"),
+        ({"x-guidance": {}}, "the keyword x-guidance is not supported; leave it out"),
+    ],
+)
+def test_a_wrong_schema_of_a_tool_is_refused_by_the_name_of_the_tool(
+    plain: Grammars, parameters: dict[str, object], complaint: str
+) -> None:
+    tools = [Tool(name="right"), Tool(name="wrong", parameters=parameters)]
+    with pytest.raises(InvalidRequestError) as caught:
+        plain.compile(call_grammar(GENERIC, {}, tools, several=True))
+    assert str(caught.value) == f'tools: the parameters of "wrong": {complaint}'
+    assert caught.value.param == "tools"
+
+
 LARGE = {
     "nested quantifiers": Source("regex", "((a+)+)+b"),
     "any text before": Source("regex", "(.*a){30}"),
@@ -314,14 +345,17 @@ def test_what_is_large_and_served(plain: Grammars, case: str) -> None:
 def test_a_text_that_fails_spoils_no_other(plain: Grammars) -> None:
     """Matchers of one grammar share what they find out, also that they cannot go on."""
     tokenizer = TOKENIZERS["bytes"]
-    compiled = plain.compile(Source("regex", r"ab(x|(\p{L}{1,9}\s?){1,5000}!)"))
+    compiled = plain.compile(Source("regex", r"ab(x|(\p{L}{1,9}\s?){1,5000}!)", "guided_regex"))
     held = compiled.begin()
     (ab,) = tokenizer.encode_part("ab")
     held.advance(ab)
     failing = compiled.begin()
     failing.advance(ab)
-    with pytest.raises(InvalidRequestError, match=r"cannot go on|too long"):
+    with pytest.raises(InvalidRequestError, match=r"cannot go on|too long") as caught:
         write(failing, b"abcdefghi " * 200)
+    assert caught.value.param == "guided_regex"
+    assert failing.slow
+    assert not plain.compile(Source("regex", "ab")).begin().slow
     for constraint in (held, compiled.begin()):
         if constraint is not held:
             constraint.advance(ab)
@@ -348,10 +382,25 @@ def test_a_model_whose_texts_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_mask_that_takes_too_long(plain: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    constraint = plain.compile(Source("regex", "[a-z]+")).begin()
+    constraint = plain.compile(Source("regex", "[a-z]+", "guided_regex")).begin()
     monkeypatch.setattr(grammar, "MOST_MASK_SECONDS", 0.0)
-    with pytest.raises(InvalidRequestError, match="takes too long"):
+    with pytest.raises(InvalidRequestError, match="takes too long") as caught:
         constraint.allowed()
+    assert caught.value.param == "guided_regex"
+
+
+def test_a_grammar_that_was_slow_once_is_slow_for_all_of_its_texts(
+    plain: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = plain.compile(Source("regex", "[slow]+"))
+    one, other = compiled.begin(), compiled.begin()
+    one.allowed()
+    assert not one.slow
+    assert not other.slow
+    monkeypatch.setattr(grammar, "SLOW_SECONDS", 0.0)
+    one.allowed()
+    assert one.slow
+    assert other.slow
 
 
 def test_closed_grammars() -> None:

@@ -57,7 +57,7 @@ def call_grammar(
         rules.append(f"call{index}: {before} arguments{index} {literal(syntax.after)}")
     given = {
         "rules": "\n".join(rules),
-        "arguments": [tool.closed_schema for tool in tools],
+        "arguments": [(tool.name, tool.closed_schema) for tool in tools],
         "answer": None if answer is None else (answer.kind, answer.text),
     }
     return Source("calls", json.dumps(given), "tools")

@@ -64,26 +64,24 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._kept: OrderedDict[Source, Grammar] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Source], _Compiled] = OrderedDict()  # by owner
         self._lock = threading.Lock()  # of what is kept
         self._turn = threading.Lock()  # to try and compile
         self._vocabulary: LLTokenizer | None = None
         self._worker: Confined | None = None
         self._closed = False
 
-    def compile(self, source: Source) -> Grammar:
+    def compile(self, source: Source, owner: str = "") -> Grammar:
         """Return what a source describes. Blocks, for milliseconds as a rule, for some ten seconds at worst.
 
+        owner: who asks; see core.Request. What others have had compiled is compiled again, so that the time
+        it takes tells nobody what they ask for.
         The first one holds the interpreter, for half a second with 262,144 tokens. Raises
         InvalidRequestError, which names the source's field, for what is wrong with it; UnavailableError once
         it is closed.
         """
-        grammar = self._find(source)
-        if grammar is not None:
-            return grammar
         try:
-            with self._turn:
-                return self._find(source) or self._keep(source, self._compile(source))
+            return _Grammar(self._find(owner, source) or self._make(owner, source), source.field)
         except (ConfinedError, InvalidRequestError) as error:
             if self._closed:
                 raise UnavailableError(
@@ -97,20 +95,23 @@ class Grammars:
         if (worker := self._worker) is not None:
             worker.kill()
 
-    def _find(self, source: Source) -> Grammar | None:
+    def _find(self, owner: str, source: Source) -> _Compiled | None:
         with self._lock:
-            if source in self._kept:
-                self._kept.move_to_end(source)
-            return self._kept.get(source)
+            if (owner, source) in self._kept:
+                self._kept.move_to_end((owner, source))
+            return self._kept.get((owner, source))
 
-    def _keep(self, source: Source, grammar: Grammar) -> Grammar:
+    def _make(self, owner: str, source: Source) -> _Compiled:
+        """Compile a source and keep it. Raises ConfinedError, InvalidRequestError."""
+        with self._turn:
+            compiled = self._find(owner, source) or self._compile(source)
         with self._lock:
-            self._kept[source] = grammar
+            self._kept[owner, source] = compiled
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        return grammar
+        return compiled
 
-    def _compile(self, source: Source) -> Grammar:
+    def _compile(self, source: Source) -> _Compiled:
         """Compile a source. Raises ConfinedError, InvalidRequestError."""
         if len(source.text) > MOST_CHARACTERS:
             raise InvalidRequestError(f"{len(source.text)} characters; at most {MOST_CHARACTERS}")
@@ -135,6 +136,17 @@ class Grammars:
             raise InvalidRequestError(_complaint(str(error))) from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Grammar:
+    """See core.Grammar. field: of the request that it came in."""
+
+    compiled: _Compiled
+    field: str = dataclasses.field(compare=False)
+
+    def begin(self) -> Constraint:
+        return _Text(self.compiled, self.field)
+
+
 class _Compiled:
     """A grammar over a vocabulary of so many tokens. Its matcher is only ever copied.
 
@@ -151,11 +163,8 @@ class _Compiled:
         self._matcher = self._match()
         if self._matcher.is_error():
             raise InvalidRequestError(_complaint(self._matcher.get_error()))
-        self.begin().allowed()
+        _Text(self).allowed()
         self.slow = False  # the first one finds out what the others share
-
-    def begin(self) -> Constraint:
-        return _Text(self)
 
     def copy(self) -> LLMatcher:
         """Return a matcher of a text that has not begun."""
@@ -176,8 +185,9 @@ class _Compiled:
 class _Text:
     """A text, as far as it has come. Where its matcher has failed that may be another text's fault."""
 
-    def __init__(self, grammar: _Compiled) -> None:
+    def __init__(self, grammar: _Compiled, field: str | None = None) -> None:
         self._grammar = grammar
+        self._field = field
         self._matcher = grammar.copy()
         self._tokens: list[int] = []
 
@@ -194,7 +204,7 @@ class _Text:
             mask = self._matcher.compute_bitmask()
             self._check()
         if took > MOST_MASK_SECONDS:
-            raise InvalidRequestError("it takes too long to tell what may come next; simplify the grammar")
+            raise self._refusal("it takes too long to tell what may come next; simplify the grammar")
         return TokenMask(np.frombuffer(mask, np.uint32)[: self._grammar.words])
 
     def advance(self, token: int) -> None:
@@ -222,7 +232,10 @@ class _Text:
     def _check(self) -> None:
         if self._matcher.is_error():
             self._grammar.renew()
-            raise InvalidRequestError(f"the grammar cannot go on: {_complaint(self._matcher.get_error())}")
+            raise self._refusal(f"the grammar cannot go on: {_complaint(self._matcher.get_error())}")
+
+    def _refusal(self, why: str) -> InvalidRequestError:
+        return InvalidRequestError(why, param=self._field)
 
 
 class _Tokens:
@@ -273,6 +286,7 @@ def _complaint(text: str) -> str:
     keywords = _UNKNOWN_KEYWORDS.search(text)
     if keywords:
         names = ", ".join(sorted(json.loads(keywords[1])))
-        return f"keywords that are not supported: {names}; leave them out"
+        where = text[: keywords.start()]
+        return f"{where}keywords that are not supported: {names}; leave them out"
     line = " ".join(text.removesuffix("<non-verbose/>").split())
     return line if len(line) <= _MOST_COMPLAINT else line[:_MOST_COMPLAINT] + "…"

@@ -40,8 +40,8 @@ _COMPACT: JsonCompileOptions = {
     "lenient": False,
 }
 _OBJECT = '{"type": "object"}'
-# What is wrong with a schema inside of a grammar; the grammar's line follows it.
-_WRONG_SCHEMA = re.compile(r"failed to compile JSON schema: (.*)")
+# What is wrong with a schema inside of a grammar, and in which line of that.
+_WRONG_SCHEMA = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*)")
 
 
 def limits() -> LLParserLimits:
@@ -101,10 +101,13 @@ def _choice(choices: list[str], rule: str = "start") -> str:
 
 
 def _calls(given: dict[str, Any]) -> str:
-    """Return a Lark grammar of calls: see call_grammar."""
+    """Return a Lark grammar of calls: see call_grammar. Raises ValueError for a wrong schema of arguments."""
     rules = [given["rules"]]
-    for index, schema in enumerate(given["arguments"]):
-        rules.append(f"arguments{index}: {_json(json.dumps(schema), _COMPACT)}")
+    for index, (name, schema) in enumerate(given["arguments"]):
+        try:
+            rules.append(f"arguments{index}: {_json(json.dumps(schema), _COMPACT)}")
+        except ValueError as error:
+            raise ValueError(_of_tool(name, str(error))) from None
     match given["answer"]:
         case "json_object", _:
             rules.append(f"answer: {_json(_OBJECT, _JSON)}")
@@ -113,6 +116,24 @@ def _calls(given: dict[str, Any]) -> str:
         case "choice", text:
             rules.append(_choice(json.loads(text), "answer"))
     return "\n".join(rules)
+
+
+def _of_tool(name: str, wrong: str) -> str:
+    return f'the parameters of "{name}": {wrong}'
+
+
+def _complaint(kind: str, text: str, error: str) -> str:
+    """Return what llguidance complains of in a source; where it is a tool's schema, of which tool."""
+    found = _WRONG_SCHEMA.search(error)
+    if not found:
+        return error
+    line, wrong = int(found[1]), found[2]
+    if kind == "calls":
+        given = json.loads(text)
+        for index, (name, _) in enumerate(given["arguments"]):
+            if _calls(given).splitlines()[line - 1].startswith(f"arguments{index}: "):
+                return _of_tool(name, wrong)
+    return wrong
 
 
 def _json(text: str, options: JsonCompileOptions) -> str:
@@ -147,15 +168,14 @@ def prepare(setup: dict[str, Any]) -> tuple[Answers, str]:
     vocabulary = LLTokenizer(TokenizerWrapper(_Bytes(setup["tokens"], special)), slices=[])
 
     def attempt(source: dict[str, Any]) -> str:
-        text = notation(source["kind"], source["text"])
-        matcher = LLMatcher(vocabulary, text, log_level=0, limits=limits())
+        kind, text = source["kind"], source["text"]
+        found = notation(kind, text)
+        matcher = LLMatcher(vocabulary, found, log_level=0, limits=limits())
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            error = matcher.get_error()
-            wrong = _WRONG_SCHEMA.search(error)
-            raise ValueError(wrong[1] if wrong else error)
-        return text
+            raise ValueError(_complaint(kind, text, matcher.get_error()))
+        return found
 
     return attempt, ""
 

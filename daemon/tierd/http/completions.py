@@ -71,7 +71,7 @@ class CompletionRoutes:
         contents = await self._encoder.run(
             len(body.prompt), lambda: read_contents(body.prompt, "prompt", MAX_ANSWERS)
         )
-        grammar = await compile_source(self._encoder, entry, source(body))
+        grammar = await compile_source(self._encoder, entry, source(body), request)
         prompts = await self._encoder.run(
             sum(len(content) for content, _ in contents), lambda: read_prompts(entry, body, contents)
         )

@@ -11,11 +11,13 @@ import re
 from collections.abc import Iterator
 
 import msgspec
+from starlette.requests import Request
 
 from tierd.chat.grammar import Source
 from tierd.core import Grammar
 from tierd.engine import CatalogueEntry
 from tierd.errors import InvalidRequestError
+from tierd.http.auth import Visit
 from tierd.http.body import json_fault
 from tierd.http.encoder import Encoder
 from tierd.http.requests import Generation, ResponseFormat, StructuredOutputs
@@ -48,11 +50,17 @@ def check_format(kind: str, field: str) -> None:
         )
 
 
-async def compile_source(encoder: Encoder, entry: CatalogueEntry, source: Source | None) -> Grammar | None:
-    """Return the grammar that a source describes. Raises InvalidRequestError, which names its field."""
+async def compile_source(
+    encoder: Encoder, entry: CatalogueEntry, source: Source | None, request: Request
+) -> Grammar | None:
+    """Return the grammar that a source describes. Raises InvalidRequestError, which names its field.
+
+    request: the one that it came with.
+    """
     if source is None:
         return None
-    return await encoder.run_in_thread(lambda: entry.grammars.compile(source))
+    visit: Visit = request.state.visit
+    return await encoder.run_in_thread(lambda: entry.grammars.compile(source, visit.owner))
 
 
 def _sources(body: Generation) -> Iterator[Source]:

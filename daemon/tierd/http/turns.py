@@ -39,7 +39,7 @@ class Turns:
         """
         entry = self._roster.resolve(self._engine.catalogue, turn.generation.model)
         prompt = await turn_prompt(self._encoder, entry, turn)
-        grammar = await self._grammar(turn, entry, prompt)
+        grammar = await self._grammar(turn, entry, prompt, request)
         first = core.Request(
             id=id,
             model=entry.id,
@@ -77,10 +77,12 @@ class Turns:
         translate.check_content(prompt, turn.messages_field)
         return await self._encoder.run(len(prompt), lambda: len(encode_prompt(entry.tokenizer, prompt)))
 
-    async def _grammar(self, turn: Turn, entry: CatalogueEntry, prompt: TurnPrompt) -> core.Grammar | None:
+    async def _grammar(
+        self, turn: Turn, entry: CatalogueEntry, prompt: TurnPrompt, request: Request
+    ) -> core.Grammar | None:
         """Return what the answer obeys, in which thoughts are free."""
         source = turn.format
-        grammar = await compile_source(self._encoder, entry, source)
+        grammar = await compile_source(self._encoder, entry, source, request)
         if turn.callable:
             source = await self._encoder.run_in_thread(
                 lambda: prompt.format.grammar(
@@ -88,7 +90,7 @@ class Turns:
                 )
             )
         if source is not turn.format:  # which has been compiled alone for what is wrong to have its name
-            grammar = await compile_source(self._encoder, entry, source)
+            grammar = await compile_source(self._encoder, entry, source, request)
         if grammar is None:
             return None
         return prompt.format.thought_first(
