@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -191,6 +192,30 @@ def test_preemptions_are_told() -> None:
         count = house.engine.snapshot.models["null"].preemptions["banked"]
         assert sample("tierd_preemptions_total", {"model": "null", "rows": "banked"}) == count >= 1
         assert house.rests()
+
+
+def test_who_could_be_admitted_is_once_others_have_gone() -> None:
+    """Whatever pages these share, with each other, with those that stay, and with who waits."""
+    seen = Counter[tuple[bool, bool]]()
+    for seed in range(300):
+        dice = Random(seed)
+        slot = null_slot(model("null", streams=8), pages=dice.randint(8, 24))
+        for name in range(dice.randint(2, 8)):
+            prompt = dice.choice((b"", b"abcdefghijkl", b"zzzzzzzz")) + bytes(dice.choices(b"qr", k=5))
+            enqueue(slot, request(f"r{name}", prompt, dice.randint(1, 16)))
+            for _ in range(dice.randint(0, 9)):
+                begin(slot)
+                if slot.steps:
+                    complete(slot)
+        slot.waiting.clear()
+        (waits,) = enqueue(slot, request("waits", b"abcdefghijkl" + bytes(dice.randint(1, 12)), 8))
+        going = [sequence for sequence in slot.running if dice.random() < 0.5]
+        now, told = slot.home.can_admit(waits), slot.home.could_admit(waits, going)  # type: ignore[attr-defined]
+        for sequence in going:
+            leave(slot, sequence)
+        assert slot.home.can_admit(waits) == told
+        seen[now, told] += 1
+    assert min(seen[now, told] for now, told in ((True, True), (False, True), (False, False))) > 10
 
 
 @pytest.mark.parametrize("what", ["drain", "unload"])
