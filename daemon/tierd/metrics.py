@@ -11,9 +11,10 @@ from itertools import product
 from typing import Any, TypeVar
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.metrics_core import Metric
+
+from tierd.histogram import Histogram
 
 SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0,
@@ -127,7 +128,7 @@ class Metrics:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = Registry()
         self.table: list[Row] = []
-        self._metrics: list[MetricWrapperBase] = []  # as in the table
+        self._metrics: list[Counter | Gauge | Histogram] = []  # as in the table
         self._part = "Requests"
         self._declare_requests()
         self._part = "Steps"

@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parsed_plain
 
 from tierd.http.exposition import OPEN_METRICS, PLAIN, Exposition, accepted
-from tierd.metrics import Metrics
+from tierd.metrics import NO_MODEL, Metrics
 
 HOSTILE = 'a "quoted"\\n\\ \n name,{le="1"} 5 # ü'
 
@@ -49,7 +49,7 @@ def test_the_text_says_what_the_client_library_would_have_said(metrics: Metrics)
         text = "".join(exposition.parts(PLAIN))
         assert values(parsed_plain(text)) == expected
     read = [sample for family in parsed_plain(text) for sample in family.samples]
-    assert {sample.labels.get("model") for sample in read} == {None, "plain", HOSTILE}
+    assert {sample.labels.get("model") for sample in read} == {None, NO_MODEL, "plain", HOSTILE}
 
 
 def test_open_metrics_can_be_read_and_says_the_same(metrics: Metrics) -> None:
