@@ -17,6 +17,7 @@ import pytest
 from engine.device_live import NEAR, forced
 from engine.harness import PATIENCE, Harness, running
 from engine.null_slot import request
+from engine.words import Word, is_word
 from kompute import Faults, needs_kompute
 from tierd.backends.host import HostBackend
 from tierd.backends.protocol import Executor
@@ -57,11 +58,24 @@ class Box:
         self.harness.engine.submit(replace(request(id, prompt, answer, model=model), top_logprobs=0))
         return id
 
-    def check(self, id: str) -> None:
-        """Wait for the end of a stream of "wide"; each of its tokens must be the best, or nearly."""
+    def spell(self, length: int, prompt: tuple[int, ...] = PROMPT) -> tuple[str, Word]:
+        """Ask "wide" for a word, and more than that."""
+        tokenizer = self.harness.slots["wide"].tokenizer
+        word = Word(length, end=min(tokenizer.end_ids), vocabulary=tokenizer.vocabulary)
+        id = f"word{length}"
+        wanted = request(id, prompt, length + 9, model="wide", ignore_eos=False, temperature=1)
+        self.harness.engine.submit(replace(wanted, top_logprobs=0, grammar=word))
+        return id, word
+
+    def tokens(self, id: str) -> list[int]:
+        """Wait for the end of a stream; return its tokens, but for one that ends the text."""
         assert isinstance(self.harness.mail.terminal(id), FinishedEvent)
         events = [event for event in self.harness.mail.events(id) if isinstance(event, TextEvent)]
-        tokens = [told.token for event in events for told in event.logprobs]
+        return [told.token for event in events for told in event.logprobs]
+
+    def check(self, id: str) -> None:
+        """Wait for the end of a stream of "wide"; each of its tokens must be the best, or nearly."""
+        tokens = self.tokens(id)
         prompt = self._prompts[id]
         logits = forced(self._reference, [*prompt, *tokens])[len(prompt) - 1 : -1]
         assert (logits.max(axis=1) - logits[np.arange(len(tokens)), tokens]).max() <= NEAR
@@ -143,6 +157,25 @@ def test_layers_make_way_for_a_whole_model_and_come_back(box: Box) -> None:
     box.harness.engine.activate("wide").result(PATIENCE)
     box.wide(there=True)
     box.check(box.ask("wide", 12))
+
+
+def test_words_are_spelled_while_layers_come_and_go(box: Box) -> None:
+    box.wide(there=True)
+    long, long_word = box.spell(400)
+    short, short_word = box.spell(12, PROMPT[::-1])
+    assert is_word(box.tokens(short))
+    assert short_word.askers == ["tierd-grammar", *["tierd-rails"] * 12]
+    box.harness.engine.activate("small").result(PATIENCE)
+    box.wide(there=False)
+    box.check(box.ask("wide", 12))
+    assert not box.harness.mail.terminals().get(long)
+    box.harness.engine.taken(long, 300)  # it waited for its reader
+    assert is_word(box.tokens(long), 400)
+    assert set(long_word.askers) == {"tierd-grammar", "tierd-rails"}
+    box.harness.engine.activate("wide").result(PATIENCE)
+    box.wide(there=True)
+    again, _ = box.spell(13)
+    assert is_word(box.tokens(again), 13)
 
 
 def test_layers_come_back_by_themselves_once_the_other_rests(box: Box) -> None:

@@ -18,7 +18,7 @@ from tierd.slot import Slot, Step
 
 # So long others wait for a stream of their step of which it is not known what may come next, when it is over.
 LATE_S = 0.002
-# So much of the time before a step is for finding that out; what is left goes on beside the step.
+# So much of the processor's time before a step is for finding that out; what is left goes on beside the step.
 FIND_S = 0.004
 
 
@@ -80,7 +80,7 @@ class Device:
 def _collect(slot: Slot, step: Step) -> StepDone:
     """Wait for a step. Some time before and behind it is for what constrained streams may go on with."""
     started = time.monotonic()
-    _find(step, started + FIND_S)
+    _find(step)
     result: Result | Exception
     scores: list[tuple[TokenLogprobs, ...]] = []
     try:
@@ -94,10 +94,11 @@ def _collect(slot: Slot, step: Step) -> StepDone:
     return StepDone(slot, step, result, done - started, scores)
 
 
-def _find(step: Step, until: float) -> None:
-    """Find out what the streams of a step may go on with; leave to threads what is not begun by then."""
+def _find(step: Step) -> None:
+    """Find out what the streams of a step may go on with; leave to threads what is not begun in time."""
+    end = time.thread_time() + FIND_S
     for following in step.following:
-        if time.monotonic() < until:
+        if time.thread_time() < end:
             following.find()
         else:
             following.start()
