@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve tour models test test-device test-levels test-rest test-long test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-table pages profile sanitize check clean
+.PHONY: FORCE help serve tour models test test-device test-levels test-rest test-long soak test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-table pages profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
@@ -71,6 +71,10 @@ test-long: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ##
 	$(BIN)/python -m pytest -m long $(ORACLE_TESTS:%=--ignore=%) --timeout 1800
 	$(BIN)/python -m pytest -m '' $(ORACLE_TESTS) --timeout 1800
 	$(BIN)/python tests/other_levels.py -m long --timeout 1800
+
+soak: export TIERD_TEST_RESULTS := $(CURDIR)/tests/bench/results/soak
+soak: $(VENV)/.dev $(VENV)/.vulkan ## serve mixed traffic for an hour, and keep what the daemon held meanwhile
+	$(BIN)/python -m pytest -m soak tests/soak
 
 test-lowest: $(VENV)/.created $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) $(PROMETHEUS) ## run all tests on the lowest versions of the dependencies
 	$(PYTHON) -m venv $(LOWEST)
