@@ -41,7 +41,7 @@ memory_mb = 1
 ROUND_S, SETTLE_S = 15.0, 30.0
 # Of memory: how much more the last rounds may hold than those after the warm-up, on the median.
 SHARE, SLACK = 0.03, 2 << 20
-# Each model may have one process for its template and one for grammars, and one of each may be on its way out.
+# Each model may have a process for its template and one for grammars, and one of each may be leaving.
 CHILDREN = 2 * (len(MODELS) + 1)
 Note = Callable[[str, object], None]
 
