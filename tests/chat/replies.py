@@ -11,17 +11,20 @@ from tierd.chat.harmony import HarmonyParser
 from tierd.chat.reasoning import ThoughtMarks
 from tierd.chat.reply import Arguments, Called, Piece, ReplyParser, Said, Thought
 from tierd.chat.tagged import TaggedParser
+from tierd.chat.tools import Tool
 
 THINK = ThoughtMarks("<think>", "</think>")
 
 
 def tagged(
-    marks: ThoughtMarks = THINK, calls: CallSyntax = HERMES, tools: Sequence[str] = (), **more: Any
+    marks: ThoughtMarks = THINK, calls: CallSyntax = HERMES, tools: Sequence[str | Tool] = (), **more: Any
 ) -> TaggedParser:
-    """Return a parser of tagged answers, by default of one that was not to think."""
+    """Return a parser of tagged answers, by default of one that was not to think. tools: or their names."""
     ids = count(1)
     options = {"parallel": True, "guarded": True, "stage": "opening"} | more
-    return TaggedParser(marks=marks, calls=calls, tools=tools, identify=lambda: f"id{next(ids)}", **options)
+    given = [Tool(name=tool) if isinstance(tool, str) else tool for tool in tools]
+    known = {tool.name: tool for tool in given}
+    return TaggedParser(marks=marks, calls=calls, tools=known, identify=lambda: f"id{next(ids)}", **options)
 
 
 def harmony(tools: Sequence[str] = (), **more: Any) -> HarmonyParser:

@@ -268,3 +268,160 @@ R1 = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|Assistant|><think>\\n' }}{%- endif %}
 """
+
+# Arguments between marks, one a line; what is no text is JSON.
+QWEN_CODER = """
+{%- macro told(tools) %}
+    {{- '\\n\\n# Tools\\n\\n<tools>' }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function %}
+        {{- '\\n<function>\\n<name>' ~ tool.name ~ '</name>' }}
+        {%- if tool.description is defined %}
+            {{- '\\n<description>' ~ (tool.description | trim) ~ '</description>' }}
+        {%- endif %}
+        {%- for name, fields in tool.parameters.properties | items %}
+            {{- '\\n<parameter>\\n<name>' ~ name ~ '</name>\\n<type>' ~ (fields.type | string) ~ '</type>' }}
+            {{- '\\n</parameter>' }}
+        {%- endfor %}
+        {{- '\\n</function>' }}
+    {%- endfor %}
+    {{- '\\n</tools>' }}
+{%- endmacro %}
+{%- if messages[0].role == 'system' or tools %}
+    {{- '<|im_start|>system\\n' }}
+    {{- messages[0].content if messages[0].role == 'system' else 'Be of use.' }}
+    {%- if tools %}{{- told(tools) }}{%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages if message.role != 'system' %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.content is string and message.content | trim %}
+            {{- '\\n' + message.content | trim + '\\n' }}
+        {%- endif %}
+        {%- for call in message.tool_calls %}
+            {{- '\\n<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+            {%- for name, value in call.function.arguments | items %}
+                {{- '<parameter=' + name + '>\\n' }}
+                {%- set json = value is mapping or (value is sequence and value is not string) %}
+                {{- value | tojson if json else value | string }}
+                {{- '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.previtem and loop.previtem.role != 'tool' %}{{- '<|im_start|>user\\n' }}{%- endif %}
+        {{- '<tool_response>\\n' + message.content + '\\n</tool_response>\\n' }}
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+# Keys and values of arguments, each between marks; a thought before every answer, perhaps an empty one.
+GLM = """
+{{- '[gMASK]<sop>' }}
+{%- if tools %}
+    {{- '<|system|>\\n# Tools\\n' }}
+    {%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}
+{%- endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for m in messages %}
+    {%- if m.role == 'user' %}
+        {{- '<|user|>\\n' + m.content }}
+        {{- '/nothink' if enable_thinking is defined and not enable_thinking else '' }}
+    {%- elif m.role == 'assistant' %}
+        {{- '<|assistant|>\\n<think>' }}
+        {%- if m.reasoning_content is string and loop.index0 > ns.last %}
+            {{- m.reasoning_content.strip() }}
+        {%- endif %}
+        {{- '</think>' }}
+        {%- if m.content.strip() %}{{- '\\n' + m.content.strip() }}{%- endif %}
+        {%- for call in m.tool_calls or [] %}
+            {{- '\\n<tool_call>' + call.function.name + '\\n' }}
+            {%- for key, value in call.function.arguments.items() %}
+                {{- '<arg_key>' + key + '</arg_key>\\n<arg_value>' }}
+                {{- value if value is string else value | tojson(ensure_ascii=False) }}
+                {{- '</arg_value>\\n' }}
+            {%- endfor %}
+            {{- '</tool_call>' }}
+        {%- endfor %}
+    {%- elif m.role == 'tool' %}
+        {%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|observation|>' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
+    {%- else %}
+        {{- '<|system|>\\n' + m.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '\\n<think></think>' }}{%- endif %}
+{%- endif %}
+"""
+
+# Calls between tokens of their own, arguments as JSON text; the prompt ends a thought that has not begun.
+DEEPSEEK = """
+{%- if not thinking is defined %}{%- set thinking = false %}{%- endif %}
+{{- bos_token }}
+{%- for message in messages if message.role == 'system' %}{{- message.content }}{%- endfor %}
+{%- if tools %}
+    {{- '\\n\\n## Tools\\n' }}
+    {%- for tool in tools %}
+        {{- '\\n### ' + tool.function.name + '\\n' + tool.function.description | default('') + '\\n' }}
+        {{- tool.function.parameters | tojson }}
+    {%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<｜User｜>' + message.content }}
+    {%- elif message.role == 'tool' %}
+        {{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
+    {%- elif message.role == 'assistant' %}
+        {%- if loop.previtem.role == 'user' %}{{- '<｜Assistant｜></think>' }}{%- endif %}
+        {{- message.content.split('</think>')[-1] }}
+        {%- if message.tool_calls %}
+            {{- '<｜tool▁calls▁begin｜>' }}
+            {%- for call in message.tool_calls %}
+                {{- '<｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' }}
+                {{- call.function.arguments + '<｜tool▁call▁end｜>' }}
+            {%- endfor %}
+            {{- '<｜tool▁calls▁end｜>' }}
+        {%- endif %}
+        {{- eos_token }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {%- if messages[-1].role == 'user' %}
+        {{- '<｜Assistant｜>' + ('<think>' if thinking else '</think>') }}
+    {%- endif %}
+{%- endif %}
+"""
+
+# The same family before: arguments in a fence.
+DEEPSEEK_FENCED = """
+{{- bos_token }}
+{%- for message in messages if message.role == 'system' %}{{- message.content }}{%- endfor %}
+{%- if tools %}{{- '\\n' + tools | tojson }}{%- endif %}
+{%- set ns = namespace(results=false) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<｜User｜>' + message.content }}
+    {%- elif message.role == 'tool' %}
+        {%- if not ns.results %}{{- '<｜tool▁outputs▁begin｜>' }}{%- set ns.results = true %}{%- endif %}
+        {{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<｜tool▁outputs▁end｜>' }}{%- endif %}
+    {%- elif message.role == 'assistant' %}
+        {{- '<｜Assistant｜>' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<｜tool▁calls▁begin｜>' if loop.first else '\\n' }}
+            {{- '<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.function.name }}
+            {{- '\\n```json\\n' + call.function.arguments + '\\n```<｜tool▁call▁end｜>' }}
+            {{- '<｜tool▁calls▁end｜>' if loop.last else '' }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{%- endif %}
+"""

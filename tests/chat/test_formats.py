@@ -19,7 +19,18 @@ from chat.replies import read
 from fixtures import unicode_vocabularies as vocabularies
 from fixtures.unicode_vocabularies import CONTROL, USER_DEFINED
 from schemas import COUNT, record
-from tierd.chat.calls import GENERIC, HARMONY, HERMES, LLAMA3, MISTRAL, MISTRAL_LIST
+from tierd.chat.calls import (
+    DEEPSEEK,
+    DEEPSEEK_FENCED,
+    GENERIC,
+    GLM,
+    HARMONY,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_LIST,
+    QWEN_CODER,
+)
 from tierd.chat.formats import Chat, ReplyFormat
 from tierd.chat.grammar import Grammars, Source
 from tierd.chat.probing import find_format
@@ -32,7 +43,10 @@ from tierd.core import Constraint
 from tierd.errors import InvalidRequestError
 from tierd.models.gguf import GGUFFile
 
-FAMILIES = ("HERMES", "LLAMA3", "MISTRAL_LIST", "MISTRAL", "GPT_OSS", "GEMMA", "R1")
+FAMILIES = (
+    "HERMES", "QWEN_CODER", "GLM", "DEEPSEEK", "DEEPSEEK_FENCED",
+    "LLAMA3", "MISTRAL_LIST", "MISTRAL", "GPT_OSS", "GEMMA", "R1",
+)  # fmt: skip
 SPECIALS = {
     "<s>": CONTROL,
     "</s>": CONTROL,
@@ -50,7 +64,17 @@ SPECIALS = {
     "<|end|>": CONTROL,
     "<|return|>": CONTROL,
     "<|call|>": CONTROL,
+    "<arg_key>": USER_DEFINED,
+    "</arg_key>": USER_DEFINED,
+    "<arg_value>": USER_DEFINED,
+    "</arg_value>": USER_DEFINED,
+    "<｜tool▁calls▁begin｜>": CONTROL,
+    "<｜tool▁calls▁end｜>": CONTROL,
+    "<｜tool▁call▁begin｜>": CONTROL,
+    "<｜tool▁call▁end｜>": CONTROL,
+    "<｜tool▁sep｜>": CONTROL,
 }
+DEEPSEEK_MARKS = sorted(text for text in SPECIALS if text.startswith("<｜"))
 WEATHER = Tool(
     name="weather",
     description="What the sky does.",
@@ -122,6 +146,10 @@ def test_what_each_family_can_do_is_found(models: dict[str, Model]) -> None:
     calls = {name: format.calls for name, format in formats.items() if format.native}
     assert calls == {
         "HERMES": HERMES,
+        "QWEN_CODER": QWEN_CODER,
+        "GLM": GLM,
+        "DEEPSEEK": DEEPSEEK,
+        "DEEPSEEK_FENCED": DEEPSEEK_FENCED,
         "LLAMA3": LLAMA3,
         "MISTRAL_LIST": MISTRAL_LIST,
         "MISTRAL": MISTRAL,
@@ -132,6 +160,7 @@ def test_what_each_family_can_do_is_found(models: dict[str, Model]) -> None:
     assert [name for name, format in formats.items() if not format.system] == ["GEMMA"]
     assert {name: format.thoughts for name, format in formats.items() if format.thoughts} == {
         "HERMES": "reasoning_content",
+        "GLM": "reasoning_content",
         "MISTRAL": "reasoning_content",
         "GPT_OSS": "thinking",
     }
@@ -139,11 +168,15 @@ def test_what_each_family_can_do_is_found(models: dict[str, Model]) -> None:
         name: (format.marks.start, format.thinks) for name, format in formats.items() if format.marks
     } == {
         "HERMES": ("<think>", True),
+        "GLM": ("<think>", True),
+        "DEEPSEEK": ("<think>", True),
         "MISTRAL": ("[THINK]", True),
         "GPT_OSS": ("<|channel|>analysis<|message|>", True),
         "R1": ("<think>", True),
     }
     assert {name: sorted(format.specials) for name, format in formats.items() if format.specials} == {
+        "DEEPSEEK": DEEPSEEK_MARKS,
+        "DEEPSEEK_FENCED": DEEPSEEK_MARKS,
         "LLAMA3": ["<|python_tag|>"],
         "MISTRAL_LIST": ["[TOOL_CALLS]"],
         "MISTRAL": ["[/THINK]", "[ARGS]", "[THINK]", "[TOOL_CALLS]"],
@@ -168,7 +201,17 @@ def test_marks_of_the_vocabulary_alone_are_known_and_not_expected() -> None:
     format.renderer.close()
 
 
-NATIVE = ("HERMES", "LLAMA3", "MISTRAL_LIST", "MISTRAL", "GPT_OSS")
+NATIVE = (
+    "HERMES",
+    "QWEN_CODER",
+    "GLM",
+    "DEEPSEEK",
+    "DEEPSEEK_FENCED",
+    "LLAMA3",
+    "MISTRAL_LIST",
+    "MISTRAL",
+    "GPT_OSS",
+)
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -240,6 +283,18 @@ def test_thinking_is_switched_as_the_template_has_it(models: dict[str, Model]) -
         assert read(parser, "a<think>b") == [Said("a")]
         assert parser.ended
     assert read(hermes.parser(thinking=None), "a<think>b") == [Said("a<think>b")]
+
+
+def test_a_prompt_may_end_a_thought_that_it_has_not_begun(models: dict[str, Model]) -> None:
+    format = models["DEEPSEEK"].format
+    off = format.render(Chat(messages=[USER]))
+    assert off.opening == "</think>"
+    parser = format.parser(thinking=None, opening=off.opening)
+    assert read(parser, "a<think>b") == [Said("a")]
+    assert parser.ended
+    on = format.render(Chat(messages=[USER], thinking=True))
+    assert on.opening == "<think>"
+    assert read(format.parser(thinking=True, opening=on.opening), "a</think>b") == [Thought("a"), Said("b")]
 
 
 def test_an_effort_is_one_that_the_template_knows(models: dict[str, Model]) -> None:

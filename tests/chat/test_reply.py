@@ -10,11 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat.replies import THINK, call, harmony, read, tagged
-from tierd.chat.calls import LLAMA3, MISTRAL, MISTRAL_LIST
+from tierd.chat.calls import DEEPSEEK_FENCED, GLM, LLAMA3, MISTRAL, MISTRAL_LIST, QWEN_CODER
 from tierd.chat.reasoning import FAMILIES, HARMONY, ThoughtMarks, find_marks
 from tierd.chat.reply import Piece, ReplyParser, Said, Thought
 from tierd.chat.scanning import Marks, ValueEnd
+from tierd.chat.tools import Tool
 
+PICK = Tool(
+    name="f", parameters={"properties": {"text": {"type": "string"}, "count": {"type": ["integer", "null"]}}}
+)
 GEMMA = ThoughtMarks("<|channel>", "<channel|>", title="thought")
 
 
@@ -176,6 +180,56 @@ PARSERS: dict[str, tuple[Callable[[], ReplyParser], Sequence[str]]] = {
         lambda: tagged(tools=["f"], parallel=False),
         ("<tool_call>", '{"name": "f", "arguments": {}}', "</tool_call>", "\n", "a"),
     ),
+    "qwen's coder": (
+        lambda: tagged(calls=QWEN_CODER, tools=[PICK]),
+        (
+            "<tool_call>",
+            "</tool_call>",
+            "<function=f>",
+            "</function>",
+            "<parameter=text>\n",
+            "<parameter=count>",
+            "<parameter=any>",
+            "\n</parameter>\n",
+            "</parameter>",
+            '{"name": "f", "arguments": {"a": 1}}',
+            "\n",
+            "7",
+            "a",
+            "<",
+            '"',
+            "é",
+        ),
+    ),
+    "glm": (
+        lambda: tagged(calls=GLM, tools=[PICK]),
+        (
+            "<tool_call>f",
+            "</tool_call>",
+            "<arg_key>text</arg_key>",
+            "<arg_key>count</arg_key>",
+            "\n",
+            "<arg_value>",
+            "</arg_value>",
+            "<think>",
+            "7",
+            "</",
+        ),
+    ),
+    "deepseek": (
+        lambda: tagged(calls=DEEPSEEK_FENCED, tools=["f"]),
+        (
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>",
+            "function<｜tool▁sep｜>f\n```json\n",
+            "f<｜tool▁sep｜>",
+            '{"a": 1}',
+            "\n```",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+            "a",
+        ),
+    ),
     "llama": (
         lambda: tagged(calls=LLAMA3, tools=["f"]),
         ('{"name": "f", "parameters": {"a": 1}}', ";", " ", "a", "<|python_tag|>", '{"name": "g"}', "{"),
@@ -256,6 +310,7 @@ def test_marks_are_found_in_a_template_or_else_in_the_vocabulary() -> None:
 def test_where_an_answer_has_begun() -> None:
     assert THINK.opening("<|im_start|>assistant\n<think>\n") == "<think>\n"
     assert THINK.opening("<|im_start|>assistant\n<think>\n\n</think>\n\n") == "<think>\n\n</think>\n\n"
+    assert THINK.opening("<｜Assistant｜></think>") == "</think>"
     assert THINK.opening("user: what is <think>?\nassistant:") == ""
     assert GEMMA.opening("model\n<|channel>thought\n<channel|>") == "<|channel>thought\n<channel|>"
     stages = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chat.replies import call, harmony, read, tagged
-from tierd.chat.calls import LLAMA3, MISTRAL, MISTRAL_LIST, UNSURE, CallSyntax, Head, read_named, read_object
+from tierd.chat.calls import LLAMA3, MISTRAL, MISTRAL_LIST, CallSyntax
+from tierd.chat.heads import UNSURE, Head, read_named, read_object
 from tierd.chat.reply import Arguments, Piece, Said, Thought
 from tierd.chat.tools import Tool, generic, is_shallow, native
 

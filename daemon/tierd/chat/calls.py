@@ -1,110 +1,14 @@
-"""How models write calls of tools: the syntaxes that are known, and how a call's head is read in each."""
+"""How models write calls of tools: the syntaxes that are known.
+
+Sources: the chat templates of the models that are named.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from tierd.chat.scanning import ValueEnd
-
-# What has come of a head may become one.
-UNSURE: Literal["unsure"] = "unsure"
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The beginning of a call, up to its arguments.
-
-    start: where they begin, a JSON object; -1 where the call has none. depth: brackets around them.
-    """
-
-    name: str
-    start: int
-    depth: int
-
-
-# None: it is no call.
-Read = Callable[[str], Head | Literal["unsure"] | None]
-
-_OPEN = re.compile(r"\s*\{\s*")
-_KEY = re.compile(r'"(\w+)"\s*:\s*')
-_KEY_BEGUN = re.compile(r'(?:"\w*(?:"\s*)?)?\Z')
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
-_COMMA = re.compile(r"\s*,\s*")
-_CLOSE = re.compile(r"\s*\}")
-_ARGUMENTS = ("arguments", "parameters")
-_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\])?\s*(?=\{)")
-_NAME_BEGUN = re.compile(r"\s*(?:[\w.-]+\s*(?:\[[\w\]]*\s*)*)?\Z")
-
-
-def read_object(text: str) -> Head | Literal["unsure"] | None:
-    """Read a call that is an object: a name, arguments or parameters, perhaps more strings."""
-    opened = _OPEN.match(text)
-    if opened is None:
-        return None if text.strip() else UNSURE
-    name, first, place = None, -1, opened.end()
-    while True:
-        key = _KEY.match(text, place)
-        if key is None or key.end() == len(text):
-            return UNSURE if key or _KEY_BEGUN.match(text, place) else None
-        place = key.end()
-        if key[1] in _ARGUMENTS:
-            if text[place] != "{":
-                return None
-            if name is not None:
-                return Head(name, place, 1)
-            first = place
-        end = _value_end(text, place)
-        if end is None or end < 0:
-            return None if end is None else UNSURE
-        if key[1] == "name":
-            if text[place] != '"':
-                return None
-            name = json.loads(text[place:end])
-            if first >= 0:
-                return Head(name, first, 1)
-        comma, close = _COMMA.match(text, end), _CLOSE.match(text, end)
-        if comma is None:
-            if close is None:
-                return None if text[end:].strip() else UNSURE
-            return None if name is None else Head(name, -1, 1)
-        place = comma.end()
-
-
-def _value_end(text: str, place: int) -> int | None:
-    """Return where a string or an object ends, -1 where it has not; None for what is neither, or no JSON."""
-    if text[place] == '"':
-        found = _STRING.match(text, place)
-        end = found.end() if found else -1
-    elif text[place] == "{":
-        length = ValueEnd().feed(text[place:])
-        end = place + length if length >= 0 else -1
-    else:
-        return None
-    if end >= 0:
-        try:
-            json.loads(text[place:end])
-        except ValueError:
-            return None
-    return end
-
-
-def read_named(text: str) -> Head | Literal["unsure"] | None:
-    """Read a call as Mistral's models write it: NAME[ARGS]{…}, or a list of objects."""
-    rest = text.lstrip()
-    if rest[:1] in ("[", "{"):
-        skipped = len(text) - len(rest) + (rest[0] == "[")
-        head = read_object(text[skipped:])
-        if isinstance(head, Head) and head.start >= 0:
-            return Head(head.name, head.start + skipped, head.depth)
-        return head
-    found = _NAMED.match(text)
-    if found:
-        return Head(found[1], found.end(), 0)
-    return UNSURE if _NAME_BEGUN.match(text) else None
+from tierd.chat.arguments import ParameterMarks
+from tierd.chat.heads import Read, read_fenced, read_function, read_keyed, read_named, read_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,17 +16,20 @@ class CallSyntax:
     """A way to write calls.
 
     sign: a pattern of what a template writes of a call, of a tool NAME.
-    read: finds the head of a call. begin: marks that stand before a call, or before several. close: may stand
-    behind one. separator: between those that share a mark. bare: a call may also be the beginning of the
-    answer, without a mark. marks: others that occur.
-    Written out, calls are `first`, then `before` (with NAME), arguments and `after` of each, `between` them,
-    and `last`. short_ids: ids of calls are 9 letters and digits.
+    read: finds the head of a call. parameters: the marks of arguments where these do not come as JSON.
+    begin: marks that stand before a call, or before several. closes: may stand behind one. separator:
+    between those that share a mark. bare: a call may also be the beginning of the answer, without a mark.
+    marks: others that occur.
+    Written out with arguments as JSON, calls are `first`, then `before` (with NAME), arguments and `after` of
+    each, `between` them, and `last`; so they are written where they are forced, whatever the model prefers,
+    for then their arguments obey all of a schema. short_ids: ids of calls are 9 letters and digits.
     """
 
     sign: str
     read: Read
+    parameters: ParameterMarks | None = None
     begin: tuple[str, ...] = ()
-    close: str = ""
+    closes: tuple[str, ...] = ()
     separator: str = ""
     bare: bool = False
     marks: tuple[str, ...] = ()
@@ -138,7 +45,7 @@ HERMES = CallSyntax(
     sign=r'<tool_call>\s*\{[^<]*"name":\s*"NAME"',
     read=read_object,
     begin=("<tool_call>",),
-    close="</tool_call>",
+    closes=("</tool_call>",),
     before='<tool_call>\n{"name": "NAME", "arguments": ',
     after="}\n</tool_call>",
     between="\n",
@@ -148,7 +55,7 @@ MISTRAL_LIST = CallSyntax(
     sign=r"\[TOOL_CALLS\]\s*\[\s*\{",
     read=read_named,
     begin=("[TOOL_CALLS]",),
-    close="]",
+    closes=("]",),
     separator=",",
     first="[TOOL_CALLS][",
     before='{"name": "NAME", "arguments": ',
@@ -175,6 +82,54 @@ LLAMA3 = CallSyntax(
     after="}",
     between="; ",
 )
+# Qwen3-Coder, and Qwen's models from 3.5 on.
+QWEN_CODER = replace(
+    HERMES,
+    sign=r"<tool_call>\s*<function=NAME>",
+    read=read_function,
+    parameters=ParameterMarks(
+        key="<parameter=", key_end=">", value_end="</parameter>", last="</function>", lines=True
+    ),
+    begin=("<tool_call>", "<function="),
+)
+SEED = replace(
+    QWEN_CODER,
+    sign=r"<seed:tool_call>\s*<function=NAME>",
+    begin=("<seed:tool_call>", "<function="),
+    closes=("</seed:tool_call>",),
+    before='<seed:tool_call>\n{"name": "NAME", "arguments": ',
+    after="}\n</seed:tool_call>",
+)
+# GLM from 4.5 on.
+GLM = replace(
+    HERMES,
+    sign=r"<tool_call>\s*NAME\s*<arg_key>",
+    read=read_keyed,
+    parameters=ParameterMarks(
+        key="<arg_key>", key_end="</arg_key>", value="<arg_value>", value_end="</arg_value>"
+    ),
+    marks=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+# DeepSeek V3.1; V3 and R1 are the next row.
+DEEPSEEK = CallSyntax(
+    sign=r"<｜tool▁call▁begin｜>\s*NAME\s*<｜tool▁sep｜>",
+    read=read_fenced,
+    begin=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+    closes=("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    marks=("<｜tool▁sep｜>",),
+    first="<｜tool▁calls▁begin｜>",
+    before="<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
+    after="<｜tool▁call▁end｜>",
+    last="<｜tool▁calls▁end｜>",
+)
+DEEPSEEK_FENCED = replace(
+    DEEPSEEK,
+    sign=r"<｜tool▁call▁begin｜>\s*function<｜tool▁sep｜>NAME",
+    closes=("```", *DEEPSEEK.closes),
+    before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
+    after="\n```<｜tool▁call▁end｜>",
+    between="\n",
+)
 # The heads are those of messages, which `harmony` reads.
 HARMONY = CallSyntax(
     sign=r"to=functions\.NAME",
@@ -186,4 +141,6 @@ HARMONY = CallSyntax(
 
 # The generic way is Hermes', which more models have seen than any other.
 GENERIC = HERMES
-SYNTAXES = (HARMONY, HERMES, MISTRAL_LIST, MISTRAL, LLAMA3)
+SYNTAXES = (
+    HARMONY, HERMES, QWEN_CODER, SEED, GLM, DEEPSEEK, DEEPSEEK_FENCED, MISTRAL_LIST, MISTRAL, LLAMA3,
+)  # fmt: skip

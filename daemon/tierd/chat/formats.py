@@ -140,12 +140,12 @@ class ReplyFormat:
         stage = marks.stage(opening)
         if thinking is None:
             thinking = self.marks is None or (self.thinks and stage != "behind")
-        names = frozenset(tool.name for tool in tools)
+        named = {tool.name: tool for tool in tools}
         several = parallel and (self.several or not self.native)
         guarded = not (thinking or constrained)
         if marks is HARMONY:
             return HarmonyParser(
-                tools=names,
+                tools=named,
                 parallel=several,
                 guarded=guarded,
                 stage=stage,
@@ -155,7 +155,7 @@ class ReplyFormat:
         return TaggedParser(
             marks=marks,
             calls=self.calls,
-            tools=names,
+            tools=named,
             parallel=several,
             guarded=guarded,
             stage=stage,

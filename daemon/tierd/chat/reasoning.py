@@ -25,7 +25,8 @@ class ThoughtMarks:
 
     def opening(self, prompt: str) -> str:
         """Return the marks that a prompt ends with, and white space; "" where it ends otherwise."""
-        pattern = rf"{re.escape(self.start)}\s*(?:{re.escape(self.title)}\s*)?(?:{re.escape(self.end)}\s*)?\Z"
+        end = rf"{re.escape(self.end)}\s*"
+        pattern = rf"(?:{re.escape(self.start)}\s*(?:{re.escape(self.title)}\s*)?(?:{end})?|{end})\Z"
         found = re.search(pattern, prompt)
         return found[0] if found else ""
 

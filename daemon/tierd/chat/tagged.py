@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
-from tierd.chat.calls import UNSURE, CallSyntax
+from tierd.chat.arguments import ArgumentsReader, JsonArguments, TaggedArguments
+from tierd.chat.calls import CallSyntax
+from tierd.chat.heads import UNSURE, Head
 from tierd.chat.reasoning import Stage, ThoughtMarks
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
 from tierd.chat.scanning import Marks, Scanner, ValueEnd
+from tierd.chat.tools import Tool
 
 
 class TaggedParser(Scanner):
@@ -24,14 +27,14 @@ class TaggedParser(Scanner):
         *,
         marks: ThoughtMarks,
         calls: CallSyntax,
-        tools: Collection[str],
+        tools: Mapping[str, Tool],
         parallel: bool,
         guarded: bool,
         stage: Stage,
         identify: Callable[[], str],
         forced: bool = False,
     ) -> None:
-        """`tools`: names. parallel: the first call does not end the answer. identify: makes a call's id.
+        """`tools`: by name. parallel: the first call does not end the answer. identify: makes a call's id.
 
         forced: a grammar allows calls alone: what is no call is the beginning of one that was cut off.
         """
@@ -58,8 +61,9 @@ class TaggedParser(Scanner):
         self._head = 0  # where a call's head begins
         self._enough = 0  # characters with which it is looked at
         self._count = 0
-        self._value = ValueEnd()
+        self._reader: ArgumentsReader = JsonArguments()
         self._object: ValueEnd | None = None
+        self._closes = Marks(calls.closes)
 
     def _opening(self, pieces: list[Piece]) -> bool:
         """Before any text: thoughts, or what tells that there are none."""
@@ -180,17 +184,28 @@ class TaggedParser(Scanner):
             self._state = self._object_rest
             return True
         self._skip(self._head + head.start)
-        self._value = ValueEnd()
+        self._reader = self._reader_of(head)
         self._state = self._arguments
         return True
 
+    def _reader_of(self, head: Head) -> ArgumentsReader:
+        syntax = self._syntax
+        if head.tagged and syntax.parameters is not None:
+            return TaggedArguments(syntax.parameters, syntax.closes, self._tools[head.name].schema)
+        return JsonArguments()
+
     def _arguments(self, pieces: list[Piece]) -> bool:
-        end = self._value.feed(self._text)
-        text = self._skip(len(self._text) if end < 0 else end)
+        text, rest = self._reader.feed(self._skip(len(self._text)))
+        if rest is None and self._over:
+            text += self._reader.finish()
         if text:
             pieces.append(Arguments(self._count, text))
-        self._state = self._arguments if end < 0 else self._object_rest
-        return end >= 0
+        if rest is None:
+            return False
+        self._text = rest
+        self._at -= len(rest)
+        self._state = self._object_rest
+        return True
 
     def _object_rest(self, pieces: list[Piece]) -> bool:
         """Behind the arguments, up to the end of the object that they stand in."""
@@ -214,10 +229,11 @@ class TaggedParser(Scanner):
             self._head = 0
             self._state = self._called
             return True
-        if syntax.close and self._text.startswith(syntax.close):
-            self._skip(len(syntax.close))
+        close = self._closes.match(self._text)
+        if close:
+            self._skip(len(close))
             return True
-        if syntax.close.startswith(self._text) and not self._over:
+        if close == "" and not self._over:
             return False
         self._state = self._content
         return True
