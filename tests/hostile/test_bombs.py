@@ -24,7 +24,7 @@ from hostile.wire import Wire
 from live import wait_until
 from tierd.chat.stops import text_stream
 from tierd.http.body import MAX_BODY_BYTES
-from tierd.http.translate import MAX_CONTENT, MAX_STOP_CHARACTERS, MAX_STOPS
+from tierd.http.generation.translate import MAX_CONTENT, MAX_STOP_CHARACTERS, MAX_STOPS
 from tiny import write_gemma3, write_llama
 
 # Templates that render a prompt, unless they are told to do what no template should.

@@ -12,7 +12,7 @@ from tierd.core import Grammar
 from tierd.engine import CatalogueEntry
 from tierd.http.auth import Visit
 from tierd.http.encoder import Encoder
-from tierd.http.formats import compile_source
+from tierd.http.generation.formats import compile_source
 
 
 def test_a_grammar_is_compiled_for_whose_the_request_is() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from live import serve
-from tierd.http.fingerprint import system_fingerprint
+from tierd.http.generation.fingerprint import system_fingerprint
 from tierd.settings import ModelSettings
 
 

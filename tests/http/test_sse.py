@@ -14,8 +14,8 @@ from live import Gated, Live
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import FinishedEvent, FinishReason, Usage
 from tierd.http import sse
-from tierd.http.completion_frames import CompletionFrames
-from tierd.http.logprobs import TextScribe
+from tierd.http.completions.frames import CompletionFrames
+from tierd.http.generation.logprobs import TextScribe
 from tierd.http.protocol import ABORT
 from tierd.http.shapes import Heading
 

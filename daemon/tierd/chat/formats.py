@@ -34,7 +34,7 @@ _LETTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation that wants an answer; see http/turn.py for what the fields mean."""
+    """A conversation that wants an answer; see http/turns/turn.py for what the fields mean."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()

@@ -26,7 +26,8 @@ class Said:
     """More of the answer's text.
 
     logprobs: of the tokens whose text begins in it, where the request asks for them; then the text may be
-    empty. The parser leaves them out, http/scoring.py puts them in. at: where it begins in the model's text.
+    empty. The parser leaves them out, http/turns/scoring.py puts them in. at: where it begins in the model's
+    text.
     """
 
     text: str

@@ -156,7 +156,7 @@ def _operations(client: Client, operation: str | None, no_wait: bool, as_json: b
 @click.pass_obj
 def _flush(client: Client, model: str | None, as_json: bool) -> None:
     """Forget the prompts that the prefix cache keeps."""
-    from tierd.http.commands import Flushed
+    from tierd.http.admin.commands import Flushed
 
     answer = client.post("/flush", {"model": model})
     if as_json:

@@ -15,8 +15,8 @@ from tierd.cli.ctl_views import print_operations
 from tierd.cli.options import print_json
 from tierd.engine.operation import DONE, FAILED, RUNNING
 from tierd.errors import DaemonError, ModelError, RequiredTierError, SettingsError, TierdError
-from tierd.http.admin import Status
-from tierd.http.operations import OperationList, OperationStatus
+from tierd.http.admin.app import Status
+from tierd.http.admin.operations import OperationList, OperationStatus
 
 _ENDS = {
     "activate": "{model} is on the GPU",

@@ -10,8 +10,8 @@ from rich.markup import escape
 from tierd.cli.ctl_progress import share
 from tierd.cli.tables import columns, print_table, say, standard_output
 from tierd.engine.operation import RUNNING
-from tierd.http.admin import Slots, Status
-from tierd.http.operations import OperationList
+from tierd.http.admin.app import Slots, Status
+from tierd.http.admin.operations import OperationList
 from tierd.http.tier_views import PassesView, RegionsView, Session, SessionsView, Switch, TierView
 
 _MIB = 1 << 20

@@ -12,10 +12,10 @@ from starlette.middleware import Middleware
 
 from tierd.engine import Engine
 from tierd.http.auth import KeyGate
-from tierd.http.chat import ChatRoutes
-from tierd.http.completions import CompletionRoutes
+from tierd.http.chat.routes import ChatRoutes
+from tierd.http.completions.routes import CompletionRoutes
 from tierd.http.doors import Doors, cors
-from tierd.http.embeddings import EmbeddingRoutes
+from tierd.http.embeddings.routes import EmbeddingRoutes
 from tierd.http.encoder import Encoder
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.health import HealthRoutes
@@ -25,7 +25,7 @@ from tierd.http.messages.errors import MessagesDialect
 from tierd.http.messages.routes import MessageRoutes
 from tierd.http.metrics import MetricsRoutes
 from tierd.http.models import ModelRoutes
-from tierd.http.openapi import openapi_route
+from tierd.http.openapi.document import openapi_route
 from tierd.http.page import PageRoutes
 from tierd.http.quotas import QuotaGate, Quotas
 from tierd.http.responses.routes import ResponsesRoutes
@@ -33,7 +33,7 @@ from tierd.http.responses.shelf import ResponsesShelf
 from tierd.http.responses.store import ResponsesStore
 from tierd.http.roster import Roster
 from tierd.http.text import TextRoutes
-from tierd.http.turns import Turns
+from tierd.http.turns.opening import Turns
 from tierd.metrics import NO_MODEL, Metrics
 from tierd.settings import Settings
 

@@ -9,13 +9,13 @@ from starlette.routing import Route
 
 from tierd.engine import Engine
 from tierd.http.body import read_body
+from tierd.http.chat.turn import take_turn
 from tierd.http.encoder import Encoder
-from tierd.http.prompts import turn_text
+from tierd.http.generation.translate import check_content, check_ids
 from tierd.http.requests import ChatBody, DetokenizeBody, TokenizeBody
 from tierd.http.roster import Roster
 from tierd.http.shapes import Content, Prompt, Tokens, json_response
-from tierd.http.translate import check_content, check_ids
-from tierd.http.turn_body import take_turn
+from tierd.http.turns.prompts import turn_text
 from tierd.http.unsupported import refuse_unsupported
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
 from tierd.core import Usage
-from tierd.http.conversation import Ended
 from tierd.http.messages.content import content
 from tierd.http.messages.events import PING, MessageFrames
 from tierd.http.messages.growing_input import GrowingInput, whole_input
+from tierd.http.turns.conversation import Ended
 
 STEADY = settings(deadline=None, derandomize=True, database=None)
 USAGE = Usage(7, 5, 4, 2)

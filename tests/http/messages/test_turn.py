@@ -13,7 +13,7 @@ from tierd.errors import InvalidRequestError
 from tierd.http.body import decode
 from tierd.http.messages.requests import ConversationBody, MessagesBody
 from tierd.http.messages.turn import read_conversation, read_turn
-from tierd.http.turn import Turn
+from tierd.http.turns.turn import Turn
 
 DECODER = msgspec.json.Decoder(MessagesBody)
 USER = {"role": "user", "content": "hi"}

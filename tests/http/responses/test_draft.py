@@ -14,11 +14,11 @@ from pydantic import TypeAdapter
 from http_responses import HEAD, TOKENIZER, USAGE
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
 from tierd.core import TokenLogprobs
-from tierd.http.conversation import Ended
 from tierd.http.errors import ErrorDetail
-from tierd.http.logprobs import ChatScribe
+from tierd.http.generation.logprobs import ChatScribe
 from tierd.http.responses.draft import Draft, names
 from tierd.http.responses.events import Event, frame
+from tierd.http.turns.conversation import Ended
 
 FAULT = ErrorDetail("it burns", "server_error", None, "device_unavailable")
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

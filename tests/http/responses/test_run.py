@@ -16,12 +16,12 @@ from starlette.types import Message
 from http_responses import HEAD, TOKENIZER, USAGE
 from tierd.chat.reply import Said
 from tierd.errors import ExecutorError, QueueFullError, UnavailableError
-from tierd.http.conversation import Ended
-from tierd.http.logprobs import ChatScribe
+from tierd.http.generation.logprobs import ChatScribe
 from tierd.http.responses.draft import Draft, names
 from tierd.http.responses.run import Line, Run, RunFrames
 from tierd.http.responses.shelf import ResponsesShelf
 from tierd.http.responses.store import Kept, ResponsesStore
+from tierd.http.turns.conversation import Ended
 
 ALL = [[(0, Said("a"))], [(0, Said("b")), (0, Ended("stop", USAGE))]]
 

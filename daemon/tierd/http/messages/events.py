@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tierd import core
 from tierd.chat.reply import Called, Piece
-from tierd.http.conversation import Ended, EndReason
 from tierd.http.messages.content import Blocks, Signature, empty
 from tierd.http.messages.growing_input import GrowingInput
 from tierd.http.messages.shapes import (
@@ -37,6 +36,7 @@ from tierd.http.messages.shapes import (
     ToolUseBlock,
 )
 from tierd.http.sse import json_text, named_frame, split
+from tierd.http.turns.conversation import Ended, EndReason
 
 _REASONS: Mapping[EndReason, StopReason] = {
     "stop": "end_turn",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tierd.errors import InvalidRequestError
 from tierd.http.messages.requests import Block, MessageGiven
-from tierd.http.turn_fields import check_depth, needed
+from tierd.http.turns.fields import check_depth, needed
 
 # What a message may hold, by its role.
 _BLOCKS: Mapping[str, Sequence[str]] = {

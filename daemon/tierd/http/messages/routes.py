@@ -18,7 +18,6 @@ from tierd.chat.reply import Piece
 from tierd.engine import Engine
 from tierd.errors import InvalidRequestError
 from tierd.http.body import read_body
-from tierd.http.conversation import Conversation, Ended
 from tierd.http.encoder import Encoder
 from tierd.http.messages.content import content
 from tierd.http.messages.events import PING, MessageFrames, ending
@@ -28,9 +27,10 @@ from tierd.http.messages.turn import read_conversation, read_turn
 from tierd.http.roster import Roster
 from tierd.http.shapes import json_response
 from tierd.http.sse import EventStream
-from tierd.http.turn import Turn
-from tierd.http.turn_fields import few_texts
-from tierd.http.turns import Turns
+from tierd.http.turns.conversation import Conversation, Ended
+from tierd.http.turns.fields import few_texts
+from tierd.http.turns.opening import Turns
+from tierd.http.turns.turn import Turn
 
 _Body = TypeVar("_Body", bound=ConversationBody)
 

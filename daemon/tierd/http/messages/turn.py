@@ -8,7 +8,7 @@ from dataclasses import replace
 from tierd.chat.grammar import Source
 from tierd.chat.tools import Tool
 from tierd.errors import InvalidRequestError
-from tierd.http import translate
+from tierd.http.generation import translate
 from tierd.http.messages.input import messages
 from tierd.http.messages.requests import (
     ChoiceGiven,
@@ -19,8 +19,8 @@ from tierd.http.messages.requests import (
     ToolGiven,
 )
 from tierd.http.requests import Generation
-from tierd.http.turn import Turn
-from tierd.http.turn_fields import check_depth, check_effort, find_tool, needed, read_tools, tool_of
+from tierd.http.turns.fields import check_depth, check_effort, find_tool, needed, read_tools, tool_of
+from tierd.http.turns.turn import Turn
 from tierd.http.unsupported import SILENT, refuse_unsupported
 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")

@@ -11,9 +11,8 @@ from typing import Literal
 import msgspec
 
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
-from tierd.http.conversation import Ended
 from tierd.http.errors import ErrorDetail
-from tierd.http.logprobs import ChatScribe
+from tierd.http.generation.logprobs import ChatScribe
 from tierd.http.responses.events import (
     Completed,
     Created,
@@ -32,6 +31,7 @@ from tierd.http.responses.shapes import (
     ResponseUsage,
     Status,
 )
+from tierd.http.turns.conversation import Ended
 
 _NAMED = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4,}")
 

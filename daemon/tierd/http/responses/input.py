@@ -23,7 +23,7 @@ from tierd.http.responses.shapes import (
     ReasoningText,
 )
 from tierd.http.responses.store import Kept
-from tierd.http.turn_fields import needed
+from tierd.http.turns.fields import needed
 from tierd.http.unsupported import refuse_unsupported
 
 TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
-from tierd.http.logprobs import ChatScribe
+from tierd.http.generation.logprobs import ChatScribe
 from tierd.http.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,

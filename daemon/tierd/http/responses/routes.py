@@ -13,7 +13,7 @@ from starlette.routing import Route
 from tierd.errors import InvalidRequestError, ResponseNotFoundError
 from tierd.http.auth import Visit
 from tierd.http.body import read_body
-from tierd.http.logprobs import ChatScribe
+from tierd.http.generation.logprobs import ChatScribe
 from tierd.http.responses.draft import Draft, Names, names, response_id
 from tierd.http.responses.input import read_input
 from tierd.http.responses.log import EventLog, LogFrames, LogReader
@@ -27,8 +27,8 @@ from tierd.http.responses.store import Kept
 from tierd.http.responses.turn import check, head, read_turn
 from tierd.http.shapes import json_response
 from tierd.http.sse import EventStream
-from tierd.http.turn import Turn
-from tierd.http.turns import Turns
+from tierd.http.turns.opening import Turns
+from tierd.http.turns.turn import Turn
 
 MOST_EVENTS = 10**9
 

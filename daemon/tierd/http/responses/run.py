@@ -11,12 +11,12 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from tierd.http.conversation import Conversation
 from tierd.http.errors import OPENAI, ErrorDetail, describe
 from tierd.http.responses.draft import Draft
 from tierd.http.responses.events import Event, frame
 from tierd.http.responses.log import EventLog
 from tierd.http.responses.shapes import Item, ResponseObject
+from tierd.http.turns.conversation import Conversation
 
 _DISCONNECT: Message = {"type": "http.disconnect"}
 

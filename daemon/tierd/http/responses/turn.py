@@ -10,12 +10,11 @@ from tierd.chat.grammar import Source
 from tierd.chat.tools import Tool
 from tierd.engine import CatalogueEntry
 from tierd.errors import InvalidRequestError
-from tierd.http.formats import check_format, source
+from tierd.http.generation.formats import check_format, source
 from tierd.http.responses.input import messages
 from tierd.http.responses.requests import ChoiceGiven, FunctionOffered, ResponsesBody, TextFormat
 from tierd.http.responses.shapes import Item, ReasoningEffect, ResponseObject, TextEffect
-from tierd.http.turn import Turn
-from tierd.http.turn_fields import (
+from tierd.http.turns.fields import (
     check_choice,
     check_depth,
     check_effort,
@@ -24,6 +23,7 @@ from tierd.http.turn_fields import (
     read_tools,
     tool_of,
 )
+from tierd.http.turns.turn import Turn
 from tierd.http.unsupported import refuse_unsupported
 
 LOGPROBS = "message.output_text.logprobs"

@@ -1,0 +1,1 @@
+"""/v1/embeddings. `routes` is where to begin to read."""

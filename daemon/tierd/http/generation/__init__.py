@@ -1,0 +1,1 @@
+"""What all that generate text share: from a body to the engine, and its events back."""

@@ -1,0 +1,1 @@
+"""/openapi.json, and the table of routes that it is made from."""
