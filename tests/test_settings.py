@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 import tomllib
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tierd.settings import (
     KeySettings,
     ModelSettings,
     Settings,
+    adopt,
     load_settings,
     model_at_run_time,
     split_address,
@@ -346,3 +348,41 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 def test_kv_dtypes_are_the_codecs() -> None:
     assert set(KV_DTYPES) == set(KV_CODECS)
+
+
+def test_the_manual_says_what_may_change_while_tierd_runs() -> None:
+    live = set()
+    for section in dataclasses.fields(Settings):
+        if "live" in section.metadata:
+            live.add(f"[[{section.name}]]")
+        elif section.name != "models":
+            rows = dataclasses.fields(section.default)
+            names = {f"{section.name}.{row.name}" for row in rows if "live" in row.metadata}
+            live |= {f"{section.name}.*"} if len(names) == len(rows) else names
+    said = re.search(r"# log says which: (.+)\.\n", MANUAL.read_text(encoding="utf-8"))
+    assert said is not None
+    assert set(re.split(", | and ", said[1])) == live
+
+
+def test_what_is_live_is_adopted_and_the_rest_waits(settings_file: Path) -> None:
+    before = load(settings_file, "queue.capacity = 3\nkv.memory_mb = 64\nserver.drain_s = 1.0")
+    wanted = load(
+        settings_file,
+        """
+        queue.timeout_s = 5
+        kv = {memory_mb = 32, bank_mb = 1}
+        server = {drain_s = 2, connections = 7}
+        log.level = "debug"
+        keys = [{requests = 2}]
+        models = [{id = "a", path = "/models/a.gguf"}]
+        """,
+    )
+    change = adopt(before, wanted)
+    assert change.taken == ("server.drain_s", "log.level", "queue.capacity", "queue.timeout_s", "keys")
+    assert change.waiting == ("server.connections", "kv.memory_mb", "kv.bank_mb", "models")
+    now = change.settings
+    assert (now.queue, now.log, now.keys) == (wanted.queue, wanted.log, wanted.keys)
+    assert (now.kv, now.models) == (before.kv, before.models)
+    assert (now.server.drain_s, now.server.connections) == (2, before.server.connections)
+    again = adopt(now, wanted)
+    assert (again.settings, again.taken, again.waiting) == (now, (), change.waiting)

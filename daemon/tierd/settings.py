@@ -1,8 +1,8 @@
 """Settings: a TOML file becomes frozen dataclasses.
 
 The dataclasses below are the table of settings: a field is one row, with its name, type, default and
-check. `config/tierd.toml` is their manual. A row exists only once it works; a key that has no row is
-an error that names the key and the nearest one that exists.
+check, and `live` where it may change while tierd runs. `config/tierd.toml` is their manual. A row exists only
+once it works; a key that has no row is an error that names the key and the nearest one that exists.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ def _checked(check: Check) -> Mapping[str, Check]:
     return {"check": check}
 
 
+def _live(check: Check = lambda value: "") -> Mapping[str, Check | bool]:
+    """Return the metadata of a row that may change while tierd runs."""
+    return {"check": check, "live": True}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """`[server]`: the public listener, its readers and its end.
@@ -147,7 +152,7 @@ class ServerSettings:
     request_timeout_s: float = field(default=60.0, metadata=_checked(_within(0.1, 3600)))
     reader_backlog: int = field(default=256, metadata=_checked(_within(1, 65536)))
     reader_timeout_s: float = field(default=30.0, metadata=_checked(_within(0.01, DAY_S)))
-    drain_s: float = field(default=20.0, metadata=_checked(_within(0, DAY_S)))
+    drain_s: float = field(default=20.0, metadata=_live(_within(0, DAY_S)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +172,9 @@ class AdminSettings:
 class LogSettings:
     """`[log]`: what is written to standard error, and how. prompts: whether prompts and answers are."""
 
-    level: str = field(default="info", metadata=_checked(_one_of(*LOG_LEVELS)))
-    format: str = field(default="text", metadata=_checked(_one_of(*LOG_FORMATS)))
-    prompts: bool = False
+    level: str = field(default="info", metadata=_live(_one_of(*LOG_LEVELS)))
+    format: str = field(default="text", metadata=_live(_one_of(*LOG_FORMATS)))
+    prompts: bool = field(default=False, metadata=_live())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +186,7 @@ class EngineSettings:
 
     threads: int = field(default=0, metadata=_checked(_within(0, 1024)))
     chunk_rows: int = field(default=256, metadata=_checked(_within(1, 65536)))
-    gap_ms: float = field(default=60.0, metadata=_checked(_within(0, 60_000)))
+    gap_ms: float = field(default=60.0, metadata=_live(_within(0, 60_000)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,17 +196,17 @@ class QueueSettings:
     ageing_s: by how much a priority is sooner than the next one; see `engine.queue`.
     """
 
-    capacity: int = field(default=64, metadata=_checked(_within(0)))
-    timeout_s: float = field(default=30.0, metadata=_checked(_within(0, DAY_S)))
-    ageing_s: float = field(default=5.0, metadata=_checked(_within(0, 3600)))
+    capacity: int = field(default=64, metadata=_live(_within(0)))
+    timeout_s: float = field(default=30.0, metadata=_live(_within(0, DAY_S)))
+    ageing_s: float = field(default=5.0, metadata=_live(_within(0, 3600)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSettings:
     """`[limits]`: tokens a request may bring and ask for. 0: what the context allows."""
 
-    max_prompt_tokens: int = field(default=0, metadata=_checked(_within(0)))
-    max_output_tokens: int = field(default=0, metadata=_checked(_within(0)))
+    max_prompt_tokens: int = field(default=0, metadata=_live(_within(0)))
+    max_output_tokens: int = field(default=0, metadata=_live(_within(0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,10 +283,10 @@ class SwitchSettings:
     idle_s: a model that has had no stream for so long leaves the GPU; 0: only for another.
     """
 
-    min_hold_s: float = field(default=2.0, metadata=_checked(_within(0, DAY_S)))
-    max_wait_s: float = field(default=10.0, metadata=_checked(_within(0, DAY_S)))
-    resume: str = field(default="device", metadata=_checked(_one_of(*RESUMES)))
-    idle_s: float = field(default=0.0, metadata=_checked(_within(0, 30 * DAY_S)))
+    min_hold_s: float = field(default=2.0, metadata=_live(_within(0, DAY_S)))
+    max_wait_s: float = field(default=10.0, metadata=_live(_within(0, DAY_S)))
+    resume: str = field(default="device", metadata=_live(_one_of(*RESUMES)))
+    idle_s: float = field(default=0.0, metadata=_live(_within(0, 30 * DAY_S)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,12 +370,47 @@ class Settings:
     state: StateSettings = StateSettings()
     gpu: GPUSettings = GPUSettings()
     switch: SwitchSettings = SwitchSettings()
-    keys: tuple[KeySettings, ...] = ()
+    keys: tuple[KeySettings, ...] = field(default=(), metadata=_live())
     models: tuple[ModelSettings, ...] = ()
 
     def required(self, model: ModelSettings) -> str:
         """Return the tier that a model must reach, "none" where it need not reach any."""
         return model.require or self.gpu.require
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What comes of other settings while tierd runs. settings: those that hold then.
+
+    taken: keys of the live rows that are other ones now. waiting: those that take a restart.
+    """
+
+    settings: Settings
+    taken: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+def adopt(current: Settings, wanted: Settings) -> Change:
+    """Take over what may change while tierd runs."""
+    sections: dict[str, Any] = {}
+    taken: list[str] = []
+    waiting: list[str] = []
+    for section in dataclasses.fields(Settings):
+        before, after = getattr(current, section.name), getattr(wanted, section.name)
+        rows = dataclasses.fields(before) if dataclasses.is_dataclass(before) else ()
+        others = [row for row in rows if getattr(before, row.name) != getattr(after, row.name)]
+        live = [row.name for row in others if "live" in row.metadata]
+        taken += [f"{section.name}.{name}" for name in live]
+        waiting += [f"{section.name}.{row.name}" for row in others if "live" not in row.metadata]
+        if live:
+            sections[section.name] = dataclasses.replace(
+                before, **{name: getattr(after, name) for name in live}
+            )
+        elif not rows and before != after:
+            (taken if "live" in section.metadata else waiting).append(section.name)
+            if "live" in section.metadata:
+                sections[section.name] = after
+    return Change(dataclasses.replace(current, **sections), tuple(taken), tuple(waiting))
 
 
 def models_directory() -> Path:

@@ -182,7 +182,7 @@ class Started:
 
     def _run(self) -> None:
         try:
-            serve.run(self._settings)
+            serve.run(self._settings, lambda: self._settings)
         except Exception as error:
             self.error = error
 

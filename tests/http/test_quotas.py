@@ -214,3 +214,25 @@ def test_without_keys_a_limit_is_that_of_all_clients(tiny_model: ModelSettings) 
         assert refusal.status_code == 429
         assert error_of(refusal)["message"].startswith("everybody together has had its 1 tokens of a minute")
         assert live.get("/v1/models").status_code == 200
+
+
+def test_limits_that_change_hold_from_then_on_for_those_who_run_too() -> None:
+    clock = Time()
+    quotas = Quotas([KeySettings(requests=1, tokens_per_minute=60)], clock)
+    alice = quotas.of("alice")
+    assert alice is not None
+    lease = Lease(alice)
+    lease.hold()
+    lease.spend(60)
+    assert refused(alice)[0].startswith("the API key 'alice' has 1 requests that run")
+    quotas.change([KeySettings(requests=2, tokens_per_minute=60)])
+    assert quotas.of("alice") is alice
+    assert "had its 60 tokens of a minute" in refused(alice)[0]  # what was taken is
+    quotas.change([KeySettings(name="alice", requests=2, tokens_per_minute=120)])
+    alice.begin()
+    assert dict(alice.headers())[b"x-ratelimit-remaining-tokens"] == b"120"
+    assert quotas.of("bob") is None
+    quotas.change([])
+    alice.begin()
+    assert alice.headers() == []
+    assert quotas.of("alice") is None

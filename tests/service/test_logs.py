@@ -39,7 +39,7 @@ class Written:
 def written(level: str = "info", form: str = "text", *, prompts: bool = False) -> Iterator[Written]:
     stream = io.StringIO()
     with closing(Logs(stream)) as logs:
-        logs.set(level, form, prompts=prompts)
+        logs.set(level=level, format=form, prompts=prompts)
         yield Written(logs, stream)
 
 
@@ -130,7 +130,7 @@ def test_it_does_where_prompts_are_logged() -> None:
 def test_of_asyncio_only_the_first_line_is_taken() -> None:
     with written() as log_:
         logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: <KeyError('secret')>")
-        log_.logs.set("info", "text", prompts=True)
+        log_.logs.set(level="info", format="text", prompts=True)
         logging.getLogger("asyncio").error("Again\nfuture: all of it")
     assert [each.split(" ERROR ")[-1] for each in log_.text.splitlines()] == [
         "Task exception was never retrieved",
@@ -143,9 +143,9 @@ def test_prompts_are_logged_where_that_is_asked_for_alone() -> None:
     assert not PROMPTS.isEnabledFor(logging.CRITICAL)
     with written("debug") as log_:
         PROMPTS.info("one")
-        log_.logs.set("error", "text", prompts=True)
+        log_.logs.set(level="error", format="text", prompts=True)
         PROMPTS.info("two")
-        log_.logs.set("debug", "text", prompts=False)
+        log_.logs.set(level="debug", format="text", prompts=False)
         PROMPTS.info("three")
     assert [each.split(" ")[-1] for each in log_.text.splitlines()] == ["two"]
     assert not PROMPTS.isEnabledFor(logging.CRITICAL)
@@ -156,11 +156,11 @@ def test_the_journal_gets_priorities_and_no_time(tmp_path: Path, monkeypatch: py
         status = os.fstat(stream.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
         with closing(Logs(stream)) as logs:
-            logs.set("debug", "text", prompts=False)
+            logs.set(level="debug", format="text", prompts=False)
             for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
                 log.log(level, "said")
             fail(ModelError("m: damaged"))
-            logs.set("debug", "json", prompts=False)
+            logs.set(level="debug", format="json", prompts=False)
             log.info("said")
         stream.seek(0)
         lines = stream.read().splitlines()

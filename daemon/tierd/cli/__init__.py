@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -87,12 +88,14 @@ def _serve(config: Path | None, models: Sequence[Path], listen: str | None, log_
       tierd serve --model a.gguf --model b.gguf --listen 0.0.0.0:8080
       tierd serve --config /etc/tierd.toml --log-level warning
 
-    A first SIGTERM lets streams finish, a second one ends at once.
+    A first SIGTERM lets streams finish, a second one ends at once. At SIGHUP the settings are read again:
+    those change that may while tierd serves, and the log names the rest.
     """
-    settings = _settings(config, models, listen=listen, log_level=log_level)
+    read = partial(_settings, config, models, listen=listen, log_level=log_level)
+    settings = read()
     from tierd.cli.serve import run
 
-    run(settings)
+    run(settings, read)
 
 
 @tierd.command("models")

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,6 +27,7 @@ import click
 from tierd import __version__
 from tierd.backends.host import HostBackend
 from tierd.cli.drops import note_drop
+from tierd.cli.reload import Reloader
 from tierd.cli.supervision import Supervision
 from tierd.cli.token import read_token
 from tierd.engine import CatalogueEntry, Engine
@@ -42,11 +44,13 @@ from tierd.http import (
     create_app,
 )
 from tierd.http.listeners import listen, listen_at, url
+from tierd.http.waiting import WaitingRoom
 from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
 from tierd.kv.sizing import bank_limit, mib
 from tierd.kv.spill import open_spill
 from tierd.metrics import Metrics
+from tierd.service.activation import take_listener
 from tierd.service.logs import Logs
 from tierd.service.notify import Notifier
 from tierd.settings import AdminSettings, ModelSettings, Settings, admin_sockets
@@ -61,13 +65,16 @@ SLACK_S = 10.0
 log = logging.getLogger(__name__)
 
 
-def run(settings: Settings) -> None:
-    """Serve the models until a signal ends it. Raises TierdError."""
+def run(settings: Settings, read: Callable[[], Settings]) -> None:
+    """Serve the models until a signal ends it. Raises TierdError. read: reads the settings again."""
     notifier = Notifier.taken_from(os.environ)
     with ExitStack() as stack:
         logs = stack.enter_context(closing(Logs(sys.stderr)))
-        logs.set(settings.log.level, settings.log.format, prompts=settings.log.prompts)
-        public = stack.enter_context(listen(settings.server.listen))
+        logs.set(**asdict(settings.log))
+        passed = take_listener(os.environ)
+        public = stack.enter_context(passed or listen(settings.server.listen))
+        if passed is not None:
+            log.info("systemd has %s; server.listen counts for nothing", url(public))
         doors = AdminDoors(settings.admin, stack)
         mailboxes, metrics = Mailboxes(), Metrics(__version__)
         backend = HostBackend(settings.engine.threads)
@@ -96,16 +103,36 @@ def run(settings: Settings) -> None:
                 for listener, token in doors.listeners
             ]
             supervision = Supervision(notifier, engine, operations)
-            start = Start(engine, settings.models, doors, operations, supervision.ready)
             app = create_app(engine, mailboxes, metrics, roster, settings)
-            stop_s = settings.server.drain_s + STOP_S + settings.state.save_s + SLACK_S
-            ending = partial(supervision.ending, stop_s)
-            server = Server(app, engine, public, start.begin, admin, settings.server, ending)
+            room = WaitingRoom(app)
+            if passed is None:
+                room.open()
+
+            def ready() -> None:
+                room.open()
+                supervision.ready()
+
+            start = Start(engine, settings.models, doors, operations, ready)
+
+            def ending() -> None:
+                room.open()
+                supervision.ending(server.drain_s + STOP_S + settings.state.save_s + SLACK_S)
+
+            def take(changed: Settings) -> None:
+                engine.configure(changed).result()
+                app.state.quotas.change(changed.keys)
+                server.drain_s = changed.server.drain_s
+                logs.set(**asdict(changed.log))
+
+            server = Server(room, engine, public, start.begin, admin, settings.server, ending)
+            server.kept_open = passed is not None
+            reloader = Reloader(settings, read, take, supervision)
             if notifier.watchdog_s:
                 faulthandler.enable()  # systemd aborts what hangs; the log shows where
             supervision.start()
             stack.callback(supervision.close)
-            server.serve_until_stopped()
+            with reloader.on_hangup():
+                server.serve_until_stopped()
             start.check()
         finally:
             if engine.stop(STOP_S):

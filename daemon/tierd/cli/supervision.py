@@ -59,14 +59,16 @@ class Supervision:
         self._notifier.ready(self._said)
 
     def reloading(self) -> None:
-        """Tell that the settings are read; `reloaded` follows."""
-        self._notifier.reloading("reading the settings")
+        """Tell that the settings are read; `reloaded` follows. While it starts nobody waits for that."""
+        if self._ready:
+            self._notifier.reloading("reading the settings")
 
     def reloaded(self, pending: str = "", problem: str = "") -> None:
         """Tell that they are taken over. pending: what waits for a restart. problem: why they are not."""
         self.pending = pending
-        self._said = f"the settings from before hold: {problem}" if problem else self._words()
-        self._notifier.ready(self._said)
+        if self._ready:
+            self._said = f"the settings from before hold: {problem}" if problem else self._words()
+            self._notifier.ready(self._said)
 
     def ending(self, within_s: float) -> None:
         """Tell that tierd ends, which may take so long."""

@@ -25,6 +25,12 @@ class Devices:
         for device in list(self._devices.values()):
             yield device, [slot for slot in self.slots if slot.executor.name == device.name]
 
+    def configure(self, gap: float) -> None:
+        """Keep another gap; see `pace.Paces`."""
+        self._gap = gap
+        for device in self._devices.values():
+            device.paces.gap = gap
+
     @property
     def busy(self) -> bool:
         """Whether a runner is at work."""

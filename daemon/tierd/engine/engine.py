@@ -17,6 +17,7 @@ from tierd.engine.messages import (
     Activate,
     Beat,
     Cancel,
+    Configure,
     Drain,
     Finish,
     Flush,
@@ -191,6 +192,15 @@ class Engine:
         freed: Future[int] = _promise()
         self._put(Flush(model, freed))
         return freed
+
+    def configure(self, settings: Settings) -> Future[None]:
+        """Go by other settings from now on, as far as they are live; see `settings`.
+
+        Raises UnavailableError when the engine is not running. The future holds one where it fails meanwhile.
+        """
+        configured: Future[None] = _promise()
+        self._put(Configure(settings, configured))
+        return configured
 
     def beat(self) -> Future[float]:
         """Have the engine thread take a turn, and tell with it for how long the slowest device is at a step.

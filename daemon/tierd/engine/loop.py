@@ -27,6 +27,7 @@ from tierd.engine.messages import (
     Allowed,
     Beat,
     Cancel,
+    Configure,
     Drain,
     Finish,
     Flush,
@@ -255,6 +256,9 @@ class Loop:
                 self._drain(CLOSED if ending or self.models.catalogue.closed == CLOSED else DRAINING)
             case Resume(resumed):
                 self._resume(resumed)
+            case Configure(settings, configured):
+                self._configure(settings)
+                self._answers.give(configured, None)
             case Beat(turned):
                 self._answers.give(turned, self._devices.at_work_s)
             case Stop():
@@ -280,6 +284,12 @@ class Loop:
         self.models.reopen()
         self._drains.call_off(UnavailableError("the drain was called off: requests are admitted again"))
         self._answers.give(resumed, None)
+
+    def _configure(self, settings: Settings) -> None:
+        self._streams.configure(settings)
+        self._dance.configure(settings.switch)
+        self._devices.configure(settings.engine.gap_ms / 1000)
+        self.models.configure(settings.limits)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -320,7 +330,9 @@ class Loop:
                     self._streams.emit(request.id, FailedEvent(error))
                 case Load(loaded=future) | Unload(unloaded=future) | Activate(activated=future):
                     future.set_exception(error)
-                case Flush(freed=future) | Resume(resumed=future) | Beat(turned=future):
+                case Flush(freed=future) | Resume(resumed=future):
+                    future.set_exception(error)
+                case Configure(configured=future) | Beat(turned=future):
                     future.set_exception(error)
                 case Drain() as drain:
                     self._drains.add(drain)

@@ -15,7 +15,7 @@ from tierd.engine.operation import Operation
 from tierd.errors import TierdError
 from tierd.kv.moves import Move
 from tierd.kv.spill import SpillCleared, SpillDone
-from tierd.settings import ModelSettings
+from tierd.settings import ModelSettings, Settings
 from tierd.slot import Placed, Slot, Step
 
 if TYPE_CHECKING:
@@ -131,6 +131,14 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Configure:
+    """Go by other settings from now on, as far as they may change while models are served."""
+
+    settings: Settings
+    configured: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Take a turn; `turned` gets the seconds that the step or move takes by now which has taken longest."""
 
@@ -230,6 +238,7 @@ Message = (
     | Flush
     | Drain
     | Resume
+    | Configure
     | Beat
     | Stop
     | LoadDone

@@ -23,7 +23,7 @@ from tierd.engine.streams import Streams
 from tierd.errors import ConflictError, ModelError, TierdError, UnavailableError
 from tierd.kv.bank import Bank
 from tierd.progress import followed
-from tierd.settings import ModelSettings
+from tierd.settings import LimitsSettings, ModelSettings
 from tierd.slot import Slot
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Models:
         self.catalogue = Catalogue()
         self.loads: dict[str, Load] = {}
         self.unloads: dict[str, Unload] = {}
+        self._limits: LimitsSettings | None = None  # other than those that slots were opened with
         self._inbox = inbox
         self._open_slot = open_slot
         self._release = release
@@ -80,6 +81,14 @@ class Models:
         """When streams are to be ended whose model goes, monotonic seconds; None: never."""
         waited_for = [it.until for it in self.unloads.values() if it.model in self.slots and not it.late]
         return min((until for until in waited_for if until is not None), default=None)
+
+    def configure(self, limits: LimitsSettings) -> None:
+        """Go by other limits of requests."""
+        self._limits = limits
+        for slot in self.slots.values():
+            slot.limits = limits
+        listed = [describe(self.slots[name]) for name in self.catalogue.entries]
+        self.catalogue = self.catalogue.extend(*listed, loading=self.loads)
 
     def find(self, name: str) -> Slot:
         """Return the slot of a model that answers. Raises ModelNotFoundError and UnavailableError."""
@@ -124,6 +133,8 @@ class Models:
         if not isinstance(result, Slot):
             self._fail(load, result)
             return
+        if self._limits is not None:
+            result.limits = self._limits
         self.slots[result.id] = result
         self._fallbacks.enter(result)
         self._ledger.enter(result.id, device=result.id in self._fallbacks.passes)

@@ -107,7 +107,7 @@ class Paces:
     """
 
     def __init__(self, gap: float) -> None:
-        self._gap = gap
+        self.gap = gap
         self._paces: dict[str, Pace] = {}
 
     def note(self, slot: Slot, step: Step, seconds: float) -> None:
@@ -127,11 +127,11 @@ class Paces:
         """
         working = [other for other in here if other.serves and other.has_work]
         least = least_rows(slot)
-        if not self._gap or least == slot.chunk_rows or not any(map(generates, working)):
+        if not self.gap or least == slot.chunk_rows or not any(map(generates, working)):
             return Allowance(slot.chunk_rows)
         pace = self._paces.setdefault(slot.id, Pace())
         weights = sum(other.settings.weight for other in working if other is not slot)
-        seconds = self._gap * slot.settings.weight / (slot.settings.weight + weights)
+        seconds = self.gap * slot.settings.weight / (slot.settings.weight + weights)
         return Allowance(slot.chunk_rows, least, seconds - pace.single_seconds, pace)
 
 

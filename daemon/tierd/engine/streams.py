@@ -48,6 +48,10 @@ class Streams:
         self._followers = Followers(inbox)
         self._events: list[tuple[str, Event]] = []  # of this turn
 
+    def configure(self, settings: Settings) -> None:
+        """Go by other settings of the queue; those of readers stay."""
+        self._settings = settings
+
     def deadline(self, slots: Iterable[Slot]) -> float | None:
         """When one of these slots, or a client, lets somebody wait for too long; see `loop.Loop`."""
         due = [queue.deadline(slot, self._settings.queue) for slot in slots]

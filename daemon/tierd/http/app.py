@@ -43,9 +43,11 @@ def create_app(
 ) -> Starlette:
     """Return the application. mailboxes: those that the engine delivers to.
 
+    What keys may take is in `state.quotas`.
     The engine must be stopped before the loop that serves the application closes. Raises SettingsError.
     """
     keys = None if settings.server.api_keys_file is None else Keys(settings.server.api_keys_file)
+    quotas = Quotas(settings.keys)
     encoder = Encoder()
     turns = Turns(engine, mailboxes, encoder, roster)
     shelf = ResponsesShelf(ResponsesStore(settings.responses.capacity, settings.responses.memory_mb << 20))
@@ -80,10 +82,11 @@ def create_app(
             Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect}),
             Middleware(Doors, hosts=settings.server.hosts, origins=settings.server.cors_origins),
             Middleware(KeyGate, keys=keys, share_prefix=settings.kv.share_prefix),
-            Middleware(QuotaGate, quotas=Quotas(settings.keys)),
+            Middleware(QuotaGate, quotas=quotas),
         ],
         exception_handlers={HTTPException: route_error},
         lifespan=lifespan,
     )
+    app.state.quotas = quotas
     app.router.redirect_slashes = False
     return app

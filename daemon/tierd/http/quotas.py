@@ -57,21 +57,34 @@ class Bucket:
         return max(0.0, (amount - self.level) * MINUTE_S / self.limit)
 
 
+def _bucket(limit: int, clock: Clock) -> Bucket | None:
+    return Bucket(limit, clock) if limit else None
+
+
 class Allowance:
     """What a key has taken. running: its requests that have not ended."""
 
     def __init__(self, name: str, limits: KeySettings, clock: Clock) -> None:
         self._name = name
         self._limits = limits
+        self._clock = clock
         self.running = 0
-        self._requests = Bucket(limits.requests_per_minute, clock) if limits.requests_per_minute else None
-        self._tokens = Bucket(limits.tokens_per_minute, clock) if limits.tokens_per_minute else None
+        self._requests = _bucket(limits.requests_per_minute, clock)
+        self._tokens = _bucket(limits.tokens_per_minute, clock)
 
     @property
     def rests(self) -> bool:
         """Whether it is as if nothing had ever been taken."""
         buckets = (self._requests, self._tokens)
         return not self.running and all(bucket is None or bucket.level >= bucket.limit for bucket in buckets)
+
+    def change(self, limits: KeySettings) -> None:
+        """Go by other limits; a minute's allowance that is another one is whole again."""
+        before, self._limits = self._limits, limits
+        if limits.requests_per_minute != before.requests_per_minute:
+            self._requests = _bucket(limits.requests_per_minute, self._clock)
+        if limits.tokens_per_minute != before.tokens_per_minute:
+            self._tokens = _bucket(limits.tokens_per_minute, self._clock)
 
     def begin(self) -> None:
         """Take a request. Raises RateLimitError, and then nothing is taken."""
@@ -149,19 +162,28 @@ class Quotas:
         self._clock = clock
         self._allowances: dict[str, Allowance] = {}
 
+    def change(self, limits: Sequence[KeySettings]) -> None:
+        """Go by other limits from now on. May be called from any thread."""
+        self._limits = {each.name: each for each in limits}
+        for name, allowance in list(self._allowances.items()):
+            allowance.change(self._limits_of(name) or KeySettings(name=name))
+
     def __len__(self) -> int:
         """How many are remembered."""
         return len(self._allowances)
 
     def of(self, name: str) -> Allowance | None:
         """Return what a key may take, None where it may take all."""
-        limits = self._limits.get(name) or self._limits.get("")
+        limits = self._limits_of(name)
         if limits is None:
             return None
         if name not in self._allowances:
             self._allowances = {key: one for key, one in self._allowances.items() if not one.rests}
             self._allowances[name] = Allowance(name, limits, self._clock)
         return self._allowances[name]
+
+    def _limits_of(self, name: str) -> KeySettings | None:
+        return self._limits.get(name) or self._limits.get("")
 
 
 class QuotaGate:

@@ -79,6 +79,7 @@ class Server(uvicorn.Server):
     engine stops, so that every stream gets its last event, the admin servers end, and the loop. A second
     signal ends the process where it stands, with exit code 1.
 
+    kept_open: others have its socket as well, and serve whoever connects once it begins to end.
     ending: it was told to end. on_ending is called then, once, in any thread, and must not block.
     """
 
@@ -99,6 +100,7 @@ class Server(uvicorn.Server):
         self.on_ending = on_ending
         self.admin = admin
         self.drain_s = limits.drain_s
+        self.kept_open = False
         self.ending = False
         self._admin_tasks: list[asyncio.Task[None]] = []
         self._drain_task: asyncio.Task[None] | None = None
@@ -133,6 +135,9 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         log.info("ending; what runs may take %g s to finish; a second signal ends at once", self.drain_s)
+        if self.kept_open:
+            for server in self.servers:
+                server.close()
         try:
             await asyncio.wait_for(asyncio.wrap_future(self.engine.drain(ending=True)), self.drain_s)
         except TimeoutError:

@@ -75,9 +75,9 @@ class Logs:
         self._level_before = logging.root.level
         logging.root.addHandler(self._handler)
 
-    def set(self, level: str, form: str, *, prompts: bool) -> None:
-        """Choose what is written and how; may be called again. form: "text" or "json"."""
-        formatter = JSONFormatter if form == "json" else TextFormatter
+    def set(self, *, level: str, format: str, prompts: bool) -> None:
+        """Choose what is written and how; may be called again. format: "text" or "json"."""
+        formatter = JSONFormatter if format == "json" else TextFormatter
         self._handler.setFormatter(formatter(journal=self._journal, prompts=prompts))
         logging.root.setLevel(level.upper())
         PROMPTS.setLevel(logging.INFO if prompts else _NEVER)
