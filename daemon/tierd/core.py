@@ -54,13 +54,6 @@ class TokenMask:
     def __contains__(self, id: int) -> bool:
         return bool(int(self.words[id // 32]) >> id % 32 & 1)
 
-    @property
-    def lowest(self) -> int:
-        """The lowest id that may be picked."""
-        index = int(np.argmax(self.words != 0))
-        word = int(self.words[index])
-        return 32 * index + (word & -word).bit_length() - 1
-
 
 class Constraint(Protocol):
     """What the text of one stream may go on with. For one thread at a time; calls may take milliseconds.

@@ -3,7 +3,8 @@
 Usage: python tests/bench/constrained.py MODEL [--streams 1,8] [--tokens N] [--rounds N] [--device]
 
 The engine serves them, without HTTP. Both kinds of streams get as many tokens, at the same positions; the
-grammar is that of a JSON array which is not over by then.
+grammar is that of a JSON array which is not over by then. Each round of a kind has the same texts, so that
+what a step takes undisturbed is the least that it took in any of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from seat import ON_DEVICE, ON_HOST, Box
 from tierd.chat.grammar import Source
@@ -50,24 +54,33 @@ ITEM = {
 SCHEMA = {"type": "array", "items": ITEM, "minItems": 1000}
 LONG_WAIT_S = 600
 
+Steps = npt.NDArray[np.float64]
+
 
 class Reader:
-    """Takes what the engine delivers, and waits for streams' ends. spans: first and last text, by request."""
+    """Takes what the engine delivers, and waits for streams' ends.
+
+    spans: first and last text, by request. times: of all deliveries of texts.
+    """
 
     def __init__(self) -> None:
         self.spans: dict[str, tuple[float, float]] = {}
+        self.times: list[float] = []
         self._left = 0
         self._done = threading.Event()
 
     def expect(self, count: int) -> None:
         """Let so many streams be waited for."""
         self.spans.clear()
+        self.times.clear()
         self._left = count
         self._done.clear()
 
     def deliver(self, events: Sequence[tuple[str, Event]]) -> None:
         """Take events."""
         now = time.perf_counter()
+        if any(isinstance(event, TextEvent) for _, event in events):
+            self.times.append(now)
         for id, event in events:
             if isinstance(event, TextEvent):
                 self.spans[id] = (self.spans.get(id, (now, now))[0], now)
@@ -93,8 +106,11 @@ class Contest:
         self._prompt = tuple(entry.tokenizer.encode(PROMPT, add_special=True, parse_special=False))
         self._ids = itertools.count()
 
-    def round(self, streams: int, grammar: Grammar | None) -> float:
-        """Serve streams at the same time; return tokens a second from the first text to the last."""
+    def round(self, streams: int, grammar: Grammar | None) -> tuple[float, Steps]:
+        """Serve streams at the same time.
+
+        Returns tokens a second from the first text to the last, and the seconds between deliveries.
+        """
         self._reader.expect(streams)
         for n in range(streams):
             request = Request(
@@ -109,7 +125,22 @@ class Contest:
             self._engine.submit(request)
         self._reader.wait()
         spans = self._reader.spans.values()
-        return streams * self._tokens / (max(last for _, last in spans) - min(first for first, _ in spans))
+        seconds = max(last for _, last in spans) - min(first for first, _ in spans)
+        return streams * self._tokens / seconds, np.diff(self._reader.times)
+
+
+def undisturbed(rounds: Sequence[Steps]) -> float:
+    """Return the seconds of a round whose every step took no longer than in the quickest of some rounds.
+
+    Rounds that had a row fed again, and so another number of steps, are left out.
+    """
+    usual = statistics.mode(map(len, rounds))
+    return float(np.min([steps for steps in rounds if len(steps) == usual], axis=0).sum())
+
+
+def discarded(metrics: Metrics) -> float:
+    """Return how many rows have been computed in vain."""
+    return metrics.registry.get_sample_value("tierd_rows_discarded_total", {"model": "bench"}) or 0.0
 
 
 def mask_seconds(entry: CatalogueEntry, grammar: Grammar, tokens: int) -> list[float]:
@@ -121,7 +152,9 @@ def mask_seconds(entry: CatalogueEntry, grammar: Grammar, tokens: int) -> list[f
         mask = constraint.allowed()
         found.append(time.thread_time() - started)
         assert mask is not None
-        constraint.advance(mask.lowest)
+        constraint.advance(
+            int(np.flatnonzero(np.unpackbits(mask.words.view(np.uint8), bitorder="little"))[0])
+        )
     return found
 
 
@@ -137,7 +170,8 @@ def main() -> int:
     counts = [int(count) for count in options.streams.split(",")]
     box = Box(threads=options.threads, gpu=ON_DEVICE if options.device else ON_HOST)
     reader = Reader()
-    engine = Engine(reader.deliver, open_slot=box.open, metrics=Metrics("bench"))
+    metrics = Metrics("bench")
+    engine = Engine(reader.deliver, open_slot=box.open, metrics=metrics)
     engine.start()
     model = ModelSettings(
         id="bench", path=options.model, default=True, streams=max(counts), context=options.tokens + 64
@@ -154,16 +188,19 @@ def main() -> int:
         contest = Contest(engine, reader, entry, options.tokens)
         for streams in counts:
             contest.round(streams, grammar)
-            pairs = [
-                (contest.round(streams, None), contest.round(streams, grammar)) for _ in range(options.rounds)
-            ]
-            free, bound = (statistics.median(side) for side in zip(*pairs, strict=True))
-            best = max(bound for _, bound in pairs) / max(free for free, _ in pairs)
-            ratios = [bound / free for free, bound in pairs]
+            before = discarded(metrics)
+            free, bound = [], []
+            for _ in range(options.rounds):
+                free.append(contest.round(streams, None))
+                bound.append(contest.round(streams, grammar))
+            ratios = [one / other for (one, _), (other, _) in zip(bound, free, strict=True)]
+            rates = [statistics.median(rate for rate, _ in side) for side in (free, bound)]
+            quiet = [undisturbed([steps for _, steps in side]) for side in (free, bound)]
             print(
-                f"{streams} streams: {free:.1f} tokens/s without a grammar, {bound:.1f} with; "
+                f"{streams} streams: {rates[0]:.1f} tokens/s without a grammar, {rates[1]:.1f} with; "
                 f"of it {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
-                f"best to best {best:.3f}"
+                f"undisturbed {quiet[0] / quiet[1]:.3f}; "
+                f"{discarded(metrics) - before:.0f} rows fed again"
             )
     finally:
         engine.stop(LONG_WAIT_S)
