@@ -244,6 +244,18 @@ def replace_call(message: dict[str, Any], id: str, arguments: str) -> dict[str, 
     }
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_that_were_cut_off_and_several_of_them_are_told(models: dict[str, Model], name: str) -> None:
+    (first,) = CALLING["tool_calls"]
+    cut = {**first, "id": "ghijkl456", "function": {"name": "clock", "arguments": '{"zone": "Eur'}}
+    calling = CALLING | {"tool_calls": [first, cut], "reasoning_content": "hm", "content": "Let me see."}
+    results = [RESULT | {"tool_call_id": "ghijkl456", "content": "noon"}, RESULT]
+    prompt = models[name].render(USER, calling, *results, tools=[WEATHER, CLOCK])
+    calls = prompt[prompt.index("Will it rain") :]
+    assert calls.index("weather") < calls.index("no rain") < calls.index("noon")
+    assert calls.index("weather") < calls.index("clock") < calls.index("Eur") < calls.index("noon")
+
+
 @pytest.mark.parametrize("name", ["GEMMA", "R1"])
 def test_a_template_without_tools_is_told_of_them_in_words(models: dict[str, Model], name: str) -> None:
     model = models[name]
@@ -315,6 +327,9 @@ def test_thoughts_go_back_under_the_templates_own_name(models: dict[str, Model])
     thinking = CALLING | {"reasoning_content": "The sky…"}
     for name in ("HERMES", "MISTRAL", "GPT_OSS"):
         assert "The sky…" in models[name].render(USER, thinking, RESULT, tools=[WEATHER])
+    assert [name for name in ("HERMES", "GLM", "MISTRAL", "GPT_OSS") if not models[name].format.beside] == [
+        "GPT_OSS"
+    ]
     assert "The sky…" not in models["GEMMA"].render(USER, thinking, RESULT)
 
 
@@ -335,6 +350,24 @@ def test_an_answer_goes_on_from_what_it_has_begun_with(models: dict[str, Model],
     assert rendered.prompt.count("It will not") == 1
     parser = model.format.parser(thinking=None, opening=rendered.opening)
     assert read(parser, " rain") == [Said(" rain")]
+
+
+def test_an_answer_may_go_on_from_a_thought(models: dict[str, Model]) -> None:
+    format = models["HERMES"].format
+    begun = {"role": "assistant", "content": "", "reasoning_content": "Clouds."}
+    rendered = format.render(Chat(messages=[USER, begun], continues=True))
+    assert rendered.prompt.endswith("<think>\nClouds.\n</think>\n\n")
+    assert rendered.opening == "</think>\n\n"
+    inside = models["R1"].format.render(
+        Chat(messages=[USER, {"role": "assistant", "content": "<think>Clouds"}], continues=True)
+    )
+    assert inside.prompt.endswith("<think>Clouds")
+    for opening, text, pieces in (
+        (rendered.opening, "It will.<think>no", [Said("It will.")]),
+        ("It ", "will.<think>no", [Said("will.")]),
+        (inside.opening, " come.</think>It will.", [Thought("come."), Said("It will.")]),
+    ):
+        assert read(format.parser(thinking=None, opening=opening), text) == pieces
 
 
 def test_an_answer_can_only_go_on_from_what_the_template_writes() -> None:

@@ -196,7 +196,7 @@ def test_arguments_without_a_name_are_not_made_up() -> None:
 
 
 def test_messages_of_a_template_that_knows_tools() -> None:
-    told = native(TALK, objects=True, thoughts="thinking")
+    told = native(TALK, objects=True, several=True, thoughts="thinking")
     assert told[2] == {
         "role": "assistant",
         "content": "So:",
@@ -205,9 +205,66 @@ def test_messages_of_a_template_that_knows_tools() -> None:
     }
     assert told[3] == {"role": "tool", "tool_call_id": "c1", "content": "a face", "name": "look"}
     assert "name" not in told[4]
-    as_text = native(TALK, objects=False, thoughts="")
+    as_text = native(TALK, objects=False, several=True, thoughts="")
     assert as_text[2] == {"role": "assistant", "content": "So:", "tool_calls": CALLS}
     assert TALK[2]["reasoning_content"] == "hm"
+
+
+def called(*ids: str) -> dict[str, object]:
+    calls = [{"id": id, "type": "function", "function": {"name": f"f{id}", "arguments": "{}"}} for id in ids]
+    return {"role": "assistant", "content": "So:", "tool_calls": calls}
+
+
+def result(id: str, content: str = "") -> dict[str, object]:
+    return {"role": "tool", "tool_call_id": id, "content": content or f"of {id}"}
+
+
+def test_results_come_in_the_order_of_their_calls() -> None:
+    user = {"role": "user", "content": "And?"}
+    talk = [
+        called("a", "b", "c"), result("c"), result("x"), result("a"), result("b"), user,
+        called("b", "a"), result("a"), result("b"), result("b", "more"),
+    ]  # fmt: skip
+    told = native(talk, objects=True, several=True, thoughts="")
+    order = ["a", "b", "c", "x", "b", "a"]
+    assert [message["content"] for message in told if message["role"] == "tool"] == [
+        *(f"of {id}" for id in order[:5]), "of a", "more"
+    ]  # fmt: skip
+    assert [message.get("name") for message in told[1:5]] == ["fa", "fb", "fc", None]
+    first = generic(talk, [], parallel=True, system=True, thoughts="")[1]
+    assert str(first["content"]).index("of a") < str(first["content"]).index("of c")
+
+
+def test_calls_of_one_message_are_told_one_by_one_where_a_template_knows_no_several() -> None:
+    talk = [called("a", "b", "c"), result("c"), result("a"), result("x"), called("d"), result("d")]
+    told = native(talk, objects=True, several=False, thoughts="")
+    assert [
+        (message["content"], *(call["id"] for call in message.get("tool_calls", ())))  # type: ignore[attr-defined]
+        for message in told
+    ] == [("So:", "a"), ("of a",), ("", "b"), ("", "c"), ("of c",), ("of x",), ("So:", "d"), ("of d",)]
+    assert [message.get("name") for message in told if message["role"] == "tool"] == ["fa", "fc", None, "fd"]
+
+
+def test_arguments_that_are_no_json_are_told_as_they_are() -> None:
+    for text, arguments in (
+        ("", {}),
+        ('{"at": "m', {"raw_arguments": '{"at": "m'}),
+        ('["me"]', {"raw_arguments": '["me"]'}),
+        ("[" * 100_000, {"raw_arguments": "[" * 100_000}),
+        ('{"a": ' * 70 + "1" + "}" * 70, {"raw_arguments": '{"a": ' * 70 + "1" + "}" * 70}),
+    ):
+        call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": text}}
+        talk = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        (told,) = native(talk, objects=True, several=True, thoughts="")
+        assert told["tool_calls"] == [{**call, "function": {"name": "look", "arguments": arguments}}]
+        assert native(talk, objects=False, several=True, thoughts="")[0]["tool_calls"] == [call]
+
+
+def test_a_thought_gives_way_to_text_where_a_template_takes_one_of_them() -> None:
+    thought = called("a") | {"reasoning_content": "hm"}
+    silent = thought | {"content": ""}
+    told = native([thought, silent], objects=True, several=True, thoughts="thinking", beside=False)
+    assert ["thinking" in message for message in told] == [False, True]
 
 
 def test_messages_of_one_that_does_not() -> None:

@@ -61,7 +61,8 @@ class ReplyFormat:
     marks: around thoughts; None where it knows none. thinks: its template thinks unless told not to.
     calls: how it writes calls. native: its template knows tools. objects: it takes arguments as objects.
     several: and more than one call in a message. system: it knows system messages.
-    thoughts: the key under which it takes what was thought; "" where it does not.
+    thoughts: the key under which it takes what was thought; "" where it does not. beside: it does so beside
+    text and calls of the same message.
     specials: the marks that are control tokens, with their ids.
     """
 
@@ -74,6 +75,7 @@ class ReplyFormat:
     several: bool = True
     system: bool = True
     thoughts: str = ""
+    beside: bool = True
     specials: Mapping[str, int] = field(default_factory=dict)
 
     def spelled(self, *, tools: bool) -> frozenset[int]:
@@ -88,7 +90,13 @@ class ReplyFormat:
     def render(self, chat: Chat) -> Rendered:
         """Return the prompt of a chat. Blocks as Renderer.render does, and raises what that raises."""
         if self.native:
-            messages = native(chat.messages, objects=self.objects, thoughts=self.thoughts)
+            messages = native(
+                chat.messages,
+                objects=self.objects,
+                several=self.several,
+                thoughts=self.thoughts,
+                beside=self.beside,
+            )
             tools = [tool.told() for tool in chat.tools] or None
         else:
             messages = generic(
@@ -98,7 +106,10 @@ class ReplyFormat:
         variables = {**self._switched(chat), **(chat.variables or {})}
         render = partial(self.renderer.render, tools=tools, variables=variables)
         if chat.continues:
-            return _continued(render, messages)
+            rendered = _continued(render, messages)
+            if rendered.opening.strip() or self.marks is None:
+                return rendered
+            return Rendered(rendered.prompt, self.marks.opening(rendered.prompt[-_TAIL:]))
         prompt = render(messages, add_generation_prompt=chat.opens)
         opening = self.marks.opening(prompt[-_TAIL:]) if self.marks and chat.opens else ""
         if opening and self.marks and chat.thinking is False and self.marks.stage(opening) == "thought":
@@ -130,7 +141,8 @@ class ReplyFormat:
 
         A thought that leads is split off, of a model that knows no marks too, for others may have taught it.
         Behind text the mark of a thought ends the answer of a model that was not to think: by the request, by
-        the prompt, or because its template knows no thoughts though its vocabulary has the mark.
+        the prompt, where a thought has ended in it or text begun, or because its template knows no thoughts
+        though its vocabulary has the mark.
 
         thinking: whether the model was asked to think; None: it was left to its template. opening: what the
         answer has begun with in the prompt. tools: that it may call. parallel: more than one at a time.
@@ -139,7 +151,7 @@ class ReplyFormat:
         marks = self.marks or USUAL
         stage = marks.stage(opening)
         if thinking is None:
-            thinking = self.marks is None or (self.thinks and stage != "behind")
+            thinking = self.marks is None or (self.thinks and stage in ("opening", "thought"))
         named = {tool.name: tool for tool in tools}
         several = parallel and (self.several or not self.native)
         guarded = not (thinking or constrained)

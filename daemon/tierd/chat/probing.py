@@ -69,13 +69,15 @@ class _Probing:
             written = self._called(objects, 1)
             syntax = next((row for row in SYNTAXES if _has(row, written)), None)
             if syntax is not None and _RESULT in written and "probe-value" in written:
+                calling = {"tool_calls": _calls(objects, 1)}
                 return replace(
                     plain,
                     calls=syntax,
                     native=True,
                     objects=objects,
                     several=_NAMES[1] in self._called(objects, 2),
-                    thoughts=self._thoughts({"content": "", "tool_calls": _calls(objects, 1)}),
+                    thoughts=self._thoughts({"content": "", **calling}),
+                    beside=self._thoughts({"content": "probe-answer", **calling}) != "",
                 )
         return replace(plain, thoughts=self._thoughts({"content": "probe-answer"}))
 

@@ -7,12 +7,14 @@ call is written as `GENERIC` says, and what comes back is a message of the user'
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Message = Mapping[str, object]
 
+# What stands in the place of arguments that are no JSON, as where a model was cut off.
+_UNREAD = "raw_arguments"
 # Levels of lists and objects.
 MAX_DEPTH = 64
 
@@ -56,19 +58,23 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-def native(messages: Sequence[Message], *, objects: bool, thoughts: str) -> list[dict[str, object]]:
+def native(
+    messages: Sequence[Message], *, objects: bool, several: bool, thoughts: str, beside: bool = True
+) -> list[dict[str, object]]:
     """Return messages as a template takes them that knows tools.
 
-    objects: arguments are to be objects, not JSON text. thoughts: the key for what an assistant has thought.
+    objects: arguments are to be objects, not JSON text. several: a message may have more than one call.
+    thoughts: the key for what an assistant has thought. beside: it may be there beside text and calls.
     A tool's message gets the name of the tool whose call it answers.
     """
     names: dict[object, object] = {}
     given = []
-    for message in messages:
-        mine = _thought(message, thoughts)
-        if calls := _calls(message):
+    for message in _arranged(messages, several=several):
+        calls = _calls(message)
+        mine = _thought(message, thoughts if beside or not (calls and message["content"]) else "")
+        if calls:
             names |= {call["id"]: call["function"]["name"] for call in calls}
-            mine["tool_calls"] = [_with_objects(call) for call in calls] if objects else list(calls)
+            mine["tool_calls"] = [_with_objects(call) if objects else call for call in calls]
         if message["role"] == "tool" and "name" not in mine and message.get("tool_call_id") in names:
             mine["name"] = names[message["tool_call_id"]]
         given.append(mine)
@@ -89,15 +95,38 @@ def _calls(message: Message) -> Sequence[Mapping[str, Any]]:
     return calls
 
 
+def _arranged(messages: Sequence[Message], *, several: bool) -> Iterator[Message]:
+    """Go through messages with results in the order of their calls, for few templates look at ids.
+
+    several: a message may have more than one call; else each call has one, and its result behind it.
+    """
+    place = 0
+    while place < len(messages):
+        message, begin = messages[place], place + 1
+        place = next((i for i in range(begin, len(messages)) if messages[i]["role"] != "tool"), len(messages))
+        calls, results = _calls(message), list(messages[begin:place])
+        if several or len(calls) < 2:
+            yield message
+        for index, call in enumerate(calls):
+            if not several and len(calls) > 1:
+                rest = {"role": message["role"], "content": ""}
+                yield {**(rest if index else message), "tool_calls": [call]}
+            answer = next((i for i, it in enumerate(results) if it.get("tool_call_id") == call["id"]), None)
+            if answer is not None:
+                yield results.pop(answer)
+        yield from results
+
+
 def _with_objects(call: Mapping[str, Any]) -> dict[str, object]:
-    """Return a call whose arguments are an object, where their text is the JSON of one."""
+    """Return a call whose arguments are an object; the text of what is none is all that it has."""
     function = dict(call["function"])
+    text = function["arguments"]
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
-        return dict(call)
-    if isinstance(arguments, dict) and is_shallow(arguments):
-        function["arguments"] = arguments
+        arguments = None
+    known = isinstance(arguments, dict) and is_shallow(arguments)
+    function["arguments"] = arguments if known else {_UNREAD: text}
     return {**call, "function": function}
 
 
@@ -139,7 +168,7 @@ def generic(
     thoughts: as of `native`. Results, and what the user says behind them, are one message, for there are
     templates that want roles to alternate.
     """
-    given = [_thought(message, thoughts) for message in messages]
+    given = [_thought(message, thoughts) for message in _arranged(messages, several=True)]
     if tools:
         listed = "\n".join(json.dumps(tool.told()["function"], ensure_ascii=False) for tool in tools)
         _add_system(given, _TOLD.format(tools=listed, several=_SEVERAL if parallel else _ONE), system=system)
