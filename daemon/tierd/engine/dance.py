@@ -98,12 +98,12 @@ class Dance:
         self._bars: dict[Slot, _Bar] = {}
         self._crowded: dict[Slot, int] = {}  # had no room in pieces beside others; after how many faults
         self._stopped = False
+        self._last_s = 0.0  # what the last switch took
+        self._status: TierStatus | None = None  # as of this step, once it was asked for
 
     def configure(self, settings: SwitchSettings) -> None:
         """Go by other settings from now on."""
         self._settings = settings
-        self._last_s = 0.0  # what the last switch took
-        self._status: TierStatus | None = None  # as of this step, once it was asked for
 
     @property
     def busy(self) -> bool:
