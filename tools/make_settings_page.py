@@ -28,6 +28,9 @@ tierd reads one file of [TOML](https://toml.io), named by `tierd serve --config 
 variable `TIERD_CONFIG`. Every setting has the value shown here unless the file has another. One that tierd
 does not know is an error, and so is a wrong type or value: tierd names it and ends with code 2.
 `tierd doctor` looks at all of them.
+
+At SIGHUP (`systemctl reload tierd`) the file is read again. Settings marked as live change then, others with
+a restart; the log says which have.
 """
 # What no value of a type can be where it is checked at all.
 WRONG: dict[object, object] = {int: -(10**9), float: -1e9, str: "\0", tuple[str, ...]: ("\0",)}
@@ -75,12 +78,28 @@ def sections() -> Iterator[Section]:
     yield section
 
 
+def table_of(section: str) -> type[typing.Any]:
+    """Return the dataclass whose fields are a table's settings."""
+    kind = typing.get_type_hints(Settings)[section]
+    table: type[typing.Any] = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
+    return table
+
+
+def row_of(table: type[typing.Any], name: str) -> dataclasses.Field[typing.Any]:
+    """Return a field of a dataclass."""
+    (row,) = (row for row in dataclasses.fields(table) if row.name == name)
+    return row
+
+
+def is_live(section: str, name: str) -> bool:
+    """Whether a setting may change while tierd runs."""
+    return any("live" in row.metadata for row in (row_of(Settings, section), row_of(table_of(section), name)))
+
+
 def demand(section: str, name: str) -> str:
     """Say what a setting must be, "" where any value of its type will do."""
-    kind = typing.get_type_hints(Settings)[section]
-    table = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-    (row,) = (row for row in dataclasses.fields(table) if row.name == name)
-    wrong = WRONG.get(typing.get_type_hints(table)[name])
+    table = table_of(section)
+    row, wrong = row_of(table, name), WRONG.get(typing.get_type_hints(table)[name])
     check = row.metadata.get("check")
     if check is None or wrong is None:
         return ""
@@ -103,9 +122,20 @@ def told(section: Section) -> Iterator[str]:
         yield f"\n### {names}\n\n```toml\n"
         yield from (f"{name} = {default}\n" for name, default in entry.settings)
         yield f"```\n\n{plain(entry.text)}\n"
-        demands = dict.fromkeys(filter(None, (demand(section.name, name) for name, _ in entry.settings)))
-        if len(entry.settings) == 1 and demands:
-            yield f"\n{plain(list(demands))}\n"
+        if more := list(facts(section, entry)):
+            yield f"\n{plain(more)}\n"
+
+
+def facts(section: Section, entry: Entry) -> Iterator[str]:
+    """Yield what the table of settings says of an entry's."""
+    names = [name for name, _ in entry.settings]
+    demands = {name: said for name in names if (said := demand(section.name, name))}
+    if len(names) == 1:
+        yield from demands.values()
+    else:
+        yield from (f"`{name}` {said.removeprefix('It ')}" for name, said in demands.items())
+    if all(is_live(section.name, name) for name in names):
+        yield "Live: it changes when the file is read again."
 
 
 def plain(text: list[str]) -> str:

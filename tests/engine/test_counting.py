@@ -18,7 +18,7 @@ from tierd.core import FinishedEvent
 from tierd.errors import ModelError
 from tierd.kv.bank import Bank
 from tierd.metrics import CLAIMS, NO_MODEL, REGIONS
-from tierd.settings import ModelSettings, Settings, SwitchSettings
+from tierd.settings import ModelSettings, QueueSettings, Settings, SwitchSettings
 from tierd.slot import Slot
 
 
@@ -109,6 +109,13 @@ def test_loads_are_counted_and_names_that_nobody_configured_make_no_series() -> 
                 harness.load(settings)
         found = samples(harness, "tierd_model_loads_total")
         assert found == {("known", "failed"): 1, (NO_MODEL, "failed"): 3}
+
+
+def test_the_capacity_of_the_queue_is_the_one_that_holds() -> None:
+    with running(model("m"), settings=Settings(queue=QueueSettings(capacity=3))) as harness:
+        assert samples(harness, "tierd_queue_capacity") == {(): 3}
+        harness.engine.configure(Settings(queue=QueueSettings(capacity=5))).result(PATIENCE)
+        assert samples(harness, "tierd_queue_capacity") == {(): 5}
 
 
 def test_a_model_that_is_gone_has_counts_and_no_gauges() -> None:

@@ -31,12 +31,23 @@ def test_each_metric_and_each_word_of_its_labels_is_explained() -> None:
 
 def test_each_setting_has_a_text() -> None:
     page = make_settings_page.page()
-    for section, kind in typing.get_type_hints(Settings).items():
+    for section in typing.get_type_hints(Settings):
         (part,) = re.findall(rf"^## \[\[?{section}\]\]?\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
-        table = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-        for row in dataclasses.fields(table):
+        for row in dataclasses.fields(make_settings_page.table_of(section)):
             (text,) = re.findall(rf"^### .*`{row.name}`.*\n\n```toml\n[^`]*```\n\n(\S.*)", part, re.MULTILINE)
             assert len(text) > 10
+
+
+def test_what_may_change_while_tierd_runs_is_marked() -> None:
+    page = make_settings_page.page()
+    live = [
+        f"{section.name}.{row.name}"
+        for section in dataclasses.fields(Settings)
+        for row in dataclasses.fields(make_settings_page.table_of(section.name))
+        if "live" in section.metadata or "live" in row.metadata
+    ]
+    assert {"queue.capacity", "keys.requests"} <= set(live)
+    assert page.count("\nLive: ") == len(live)
 
 
 @pytest.mark.parametrize(

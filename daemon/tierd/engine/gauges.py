@@ -29,8 +29,12 @@ class Gauges:
         self._tier = tier
         self._models: set[str] = set()  # that were there when the gauges were set last
         self._faults = 0
-        metrics.queue_capacity.set(queue.capacity)
+        self.configure(queue)
         metrics.registry.before.append(self._set)
+
+    def configure(self, queue: QueueSettings) -> None:
+        """Tell of other settings of the queue."""
+        self._metrics.queue_capacity.set(queue.capacity)
 
     def _set(self) -> None:
         metrics, snapshot, tier = self._metrics, self._snapshot(), self._tier()

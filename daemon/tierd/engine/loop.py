@@ -87,7 +87,7 @@ class Loop:
         self._inbox = inbox
         self._bank = bank
         self._ledger = Ledger(metrics, [model.id for model in settings.models])
-        Gauges(metrics, lambda: self.snapshot, tier, settings.queue)
+        self._gauges = Gauges(metrics, lambda: self.snapshot, tier, settings.queue)
         self._answers = Answers()
         self._devices = Devices(inbox, settings.engine.gap_ms / 1000)
         self._streams = Streams(inbox, deliver, self._ledger, settings)
@@ -287,6 +287,7 @@ class Loop:
 
     def _configure(self, settings: Settings) -> None:
         self._streams.configure(settings)
+        self._gauges.configure(settings.queue)
         self._dance.configure(settings.switch)
         self._devices.configure(settings.engine.gap_ms / 1000)
         self.models.configure(settings.limits)
