@@ -11,7 +11,7 @@ import pytest
 
 from engine.device_slot import device_slot
 from engine.drive import greedy
-from engine.harness import PATIENCE, Harness, model, running
+from engine.harness import PATIENCE, Gate, Harness, model, running
 from engine.null_slot import request
 from engine.null_stage import NullStage, seated_slot
 from tierd.core import FinishedEvent
@@ -59,14 +59,24 @@ def test_claims_are_counted_by_what_became_of_them() -> None:
 
 
 @contextmanager
-def taking_turns(**switch: float) -> Iterator[Harness]:
-    """Run an engine over a device that has room for one of two models."""
+def taking_turns(
+    *, steps: Gate | None = None, cpu_steps: Gate | None = None, **switch: float | str
+) -> Iterator[Harness]:
+    """Run an engine over a device that has room for one of two models. steps: there; cpu_steps: elsewhere."""
     stage, bank = NullStage(10), Bank(1 << 20)
 
     def seat(settings: ModelSettings) -> Slot:
-        return seated_slot(settings, stage, size=10, on=stage.reservations.free >= 10, bank=bank)
+        return seated_slot(
+            settings,
+            stage,
+            size=10,
+            on=stage.reservations.free >= 10,
+            bank=bank,
+            before_step=steps,
+            cpu_step=cpu_steps,
+        )
 
-    options = {"min_hold_s": 0.0, "max_wait_s": 0.0} | switch
+    options: dict[str, float | str] = {"min_hold_s": 0.0, "max_wait_s": 0.0, **switch}
     with running(
         open_slot=seat,
         settings=Settings(switch=SwitchSettings(**options)),  # type: ignore[arg-type]
@@ -87,6 +97,21 @@ def test_switches_are_counted_by_who_came_and_why() -> None:
         assert samples(harness, "tierd_model_on_device") == {("a",): 1}
         serve(harness, "2", b"hello", "b")
         assert samples(harness, "tierd_gpu_claims_total")["b", "parked"] == 2
+
+
+def test_a_model_that_comes_back_for_streams_on_the_cpu_was_wished_for() -> None:
+    steps, cpu_steps = Gate(), Gate()
+    with taking_turns(steps=steps, cpu_steps=cpu_steps, resume="cpu") as harness:
+        harness.engine.submit(request("long", b"hello", 50, model="a"))
+        steps.wait()
+        brought = harness.engine.activate("b")
+        steps.let(100)
+        brought.result(PATIENCE)
+        cpu_steps.wait()
+        harness.snapshot_when(lambda _: ("a", "wished", "done") in samples(harness, "tierd_switches_total"))
+        cpu_steps.let(100)
+        assert isinstance(harness.mail.terminal("long"), FinishedEvent)
+        assert samples(harness, "tierd_gpu_cpu_passes_total")["a", "away"] > 0
 
 
 def test_a_model_that_leaves_for_nobody_is_counted_too() -> None:
