@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve tour models test test-device test-levels test-rest test-long soak test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-table pages profile sanitize check clean
+.PHONY: FORCE help serve tour models test test-device test-levels test-rest test-long soak test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-scrape bench-table pages profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
@@ -105,6 +105,9 @@ bench-serving: $(VENV)/.serve $(SMOLLM2) $(RIVAL)/.server ## tierd against llama
 
 bench-overhead: $(VENV)/.dev ## CPU time of Python and HTTP for each token, with 8 clients and a device that computes nothing
 	$(BIN)/python tests/bench/overhead.py
+
+bench-scrape: $(VENV)/.dev ## CPU time of a scrape of /metrics, by how many models there are
+	$(BIN)/python tests/bench/scrape.py
 
 bench-table: ## put the newest results of make bench into the README
 	$(PYTHON) tests/bench/tables.py
