@@ -112,7 +112,7 @@ def serve(
 
     with closing(listen("127.0.0.1:0")) as listener:
         roster, operations = Roster(settings), Operations()
-        app = create_app(engine, mailboxes, metrics, roster, settings)
+        app = create_app(engine, mailboxes, metrics, roster, settings, (parts or {}).get("traces"))
         beside = [
             AdminServer(create_admin_app(engine, roster, operations, token), door) for door, token in admin
         ]

@@ -82,6 +82,12 @@ def _each(check: Check) -> Check:
     return lambda values: next(filter(None, map(check, values)), "")
 
 
+def _collector(value: str) -> str:
+    if re.fullmatch(r"https?://[^\s/?#]+(/\S*)?", value):
+        return ""
+    return 'be a URL, such as "http://127.0.0.1:4318/v1/traces"'
+
+
 def _model_id(value: str) -> str:
     if re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", value):
         return ""
@@ -175,6 +181,13 @@ class LogSettings:
     level: str = field(default="info", metadata=_live(_one_of(*LOG_LEVELS)))
     format: str = field(default="text", metadata=_live(_one_of(*LOG_FORMATS)))
     prompts: bool = field(default=False, metadata=_live())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracesSettings:
+    """`[traces]`: spans of requests. endpoint: URL of a collector of OpenTelemetry's; "": none are sent."""
+
+    endpoint: str = field(default="", metadata=_checked(_optional(_collector)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,6 +375,7 @@ class Settings:
     server: ServerSettings = ServerSettings()
     admin: AdminSettings = AdminSettings()
     log: LogSettings = LogSettings()
+    traces: TracesSettings = TracesSettings()
     engine: EngineSettings = EngineSettings()
     queue: QueueSettings = QueueSettings()
     limits: LimitsSettings = LimitsSettings()
@@ -542,6 +556,7 @@ _Section = TypeVar(
     ServerSettings,
     AdminSettings,
     LogSettings,
+    TracesSettings,
     EngineSettings,
     QueueSettings,
     LimitsSettings,

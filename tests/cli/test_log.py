@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,8 @@ def test_a_request_s_line_has_its_id_model_key_and_trace(logging: Logging) -> No
     header = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     answer = logging.http.post("/v1/completions", json=asked, headers=header)
     id = answer.headers["x-request-id"]
-    assert answer.headers["traceparent"] == f"00-{TRACE}-{id[:16]}-01"
+    assert re.fullmatch(f"00-{TRACE}-[0-9a-f]{{16}}-01", answer.headers["traceparent"])
+    assert PARENT not in answer.headers["traceparent"]
     (line,) = logging.await_lines(request=f"cmpl-{id}")
     assert (line["level"], line["model"], line["key"], line["trace"]) == ("info", "tiny", "alice", TRACE)
     assert (line["generated"], line["outcome"]) == (3, "length")

@@ -53,7 +53,8 @@ from tierd.metrics import Metrics
 from tierd.service.activation import take_listener
 from tierd.service.logs import Logs
 from tierd.service.notify import Notifier
-from tierd.settings import AdminSettings, ModelSettings, Settings, admin_sockets
+from tierd.service.traces import OpenTelemetryTraces, Traces
+from tierd.settings import AdminSettings, ModelSettings, Settings, TracesSettings, admin_sockets
 from tierd.tier.host_site import HostSite
 from tierd.tier.placing import Tier
 
@@ -76,6 +77,7 @@ def run(settings: Settings, read: Callable[[], Settings]) -> None:
         if passed is not None:
             log.info("systemd has %s; server.listen counts for nothing", url(public))
         doors = AdminDoors(settings.admin, stack)
+        traces = stack.enter_context(closing(traces_to(settings.traces)))
         mailboxes, metrics = Mailboxes(), Metrics(__version__)
         backend = HostBackend(settings.engine.threads)
         gone = Gone()
@@ -94,6 +96,7 @@ def run(settings: Settings, read: Callable[[], Settings]) -> None:
             bank=bank,
             tier=tier.status,
             release=tier.release,
+            traces=traces,
         )
         engine.start()
         try:
@@ -103,7 +106,7 @@ def run(settings: Settings, read: Callable[[], Settings]) -> None:
                 for listener, token in doors.listeners
             ]
             supervision = Supervision(notifier, engine, operations)
-            app = create_app(engine, mailboxes, metrics, roster, settings)
+            app = create_app(engine, mailboxes, metrics, roster, settings, traces)
             room = WaitingRoom(app)
             if passed is None:
                 room.open()
@@ -140,6 +143,11 @@ def run(settings: Settings, read: Callable[[], Settings]) -> None:
                 backend.close()
             if spill is not None:
                 spill.close(STOP_S)
+
+
+def traces_to(settings: TracesSettings) -> Traces:
+    """Return where spans go. Raises SettingsError."""
+    return OpenTelemetryTraces(settings.endpoint, __version__) if settings.endpoint else Traces()
 
 
 class AdminDoors:

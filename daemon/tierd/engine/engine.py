@@ -36,6 +36,7 @@ from tierd.engine.streams import Deliver
 from tierd.errors import UnavailableError
 from tierd.kv.bank import Bank
 from tierd.metrics import Metrics
+from tierd.service.traces import Traces
 from tierd.settings import ModelSettings, Settings
 from tierd.tier.status import TierStatus
 
@@ -52,7 +53,7 @@ class Engine:
     open_slot: turns settings into a Slot; called from worker threads.
     settings: of queue and readers. inbox: where the bank's spill posts what it has done, if there is one.
     bank: what the models' homes use. tier: tells how the device stands, from any thread. release: called
-    from a worker with the name of a model that has been freed.
+    from a worker with the name of a model that has been freed. traces: take the spans of requests.
     """
 
     def __init__(
@@ -66,13 +67,14 @@ class Engine:
         bank: Bank | None = None,
         tier: Callable[[], TierStatus] = TierStatus,
         release: Callable[[str], None] = lambda _: None,
+        traces: Traces | None = None,
     ) -> None:
         settings = settings or Settings()
         self.reader_backlog = settings.server.reader_backlog
         self._save_s = settings.state.save_s if bank is not None and bank.saves else 0.0
         self._inbox: SimpleQueue[Message] = inbox or SimpleQueue()
         self._tier = tier
-        self._loop = Loop(self._inbox, deliver, open_slot, metrics, settings, bank, tier, release)
+        self._loop = Loop(self._inbox, deliver, open_slot, metrics, settings, bank, tier, release, traces)
         self._thread = threading.Thread(target=self._run, name="tierd-engine", daemon=True)
         # No command may follow a Stop into the inbox, where nobody would take it out any more.
         self._lock = threading.Lock()

@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from prometheus_client import Counter as Metric
 
 from tierd.backends.protocol import Result
-from tierd.core import FailedEvent, Request, Sequence, TerminalEvent, Usage
+from tierd.core import FailedEvent, Request, Sequence, TerminalEvent
 from tierd.engine.snapshot import Snapshot, Totals
+from tierd.engine.spans import spans_of
+from tierd.engine.timeline import Timeline
 from tierd.errors import (
     BusyError,
     QueueFullError,
@@ -24,6 +26,7 @@ from tierd.errors import (
 from tierd.metrics import NO_MODEL, Metrics
 from tierd.service.logs import line, told
 from tierd.service.trace_context import trace_id
+from tierd.service.traces import Traces
 from tierd.slot import Slot, Step
 
 log = logging.getLogger(__name__)
@@ -33,41 +36,19 @@ log = logging.getLogger(__name__)
 LATEST = 0.125
 
 
-@dataclass(slots=True)
-class Timeline:
-    """When what happened to a request, monotonic seconds; None until it has.
-
-    started: its first rows went into a step. last_token: the one sampled most recently.
-    """
-
-    submitted: float
-    started: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-
-    def on(self, usage: Usage, now: float) -> Usage:
-        """Return the counts with what they took. now: when the request ends."""
-        if self.started is None:
-            return usage
-        if self.first_token is None or self.last_token is None:
-            return replace(usage, prompt_s=now - self.started)
-        return replace(
-            usage,
-            prompt_s=self.first_token - self.started,
-            generation_s=self.last_token - self.first_token,
-        )
-
-
 class Ledger:
     """What is measured and logged about requests and steps. Never says a word of their text.
 
     totals: by model.
     """
 
-    def __init__(self, metrics: Metrics, configured: Collection[str] = ()) -> None:
-        """configured: models that the settings name."""
+    def __init__(
+        self, metrics: Metrics, configured: Collection[str] = (), traces: Traces | None = None
+    ) -> None:
+        """configured: models that the settings name. traces: take the spans of requests."""
         self.totals: dict[str, Totals] = {}
         self._metrics = metrics
+        self._traces = traces or Traces()
         self._configured = frozenset(configured)
         self._timelines: dict[str, Timeline] = {}
         self._service_s: dict[str, float] = {}  # by model
@@ -92,7 +73,7 @@ class Ledger:
         """Note a request that was not taken in. known: its model is one of those loaded."""
         if known:
             self._metrics.requests.labels(request.model, _outcome(error)).inc()
-        _log(request, None, Timeline(submitted), time.monotonic(), _outcome(error), error)
+        self._note(request, None, Timeline(submitted), time.monotonic(), _outcome(error), error)
 
     def opened(self, sequence: Sequence) -> None:
         """Note a request that has come in."""
@@ -200,10 +181,39 @@ class Ledger:
         first, last = timeline.first_token, timeline.last_token
         if first is not None and last is not None and last > first:
             self._metrics.decode.labels(request.model).observe(last - first)
-        _log(request, sequence, timeline, now, outcome, error)
+        self._note(request, sequence, timeline, now, outcome, error)
         if isinstance(event, FailedEvent):
             return event
         return replace(event, usage=timeline.on(event.usage, now))
+
+    def _note(
+        self,
+        request: Request,
+        sequence: Sequence | None,
+        timeline: Timeline,
+        now: float,
+        outcome: str,
+        error: TierdError | None,
+    ) -> None:
+        """Log a request's end, and record its spans."""
+        log.info(
+            *line(
+                request=request.id,
+                model=request.model,
+                key=request.key or None,
+                trace=trace_id(request.traceparent),
+                prompt=len(request.prompt),
+                cached=sequence.cached if sequence else 0,
+                generated=sequence.generated if sequence else 0,
+                queue_ms=_milliseconds(timeline.submitted, timeline.started),
+                ttft_ms=_milliseconds(timeline.submitted, timeline.first_token),
+                total_ms=_milliseconds(timeline.submitted, now),
+                outcome=outcome,
+                error=None if error is None else told(error),
+            )
+        )
+        for span in spans_of(request, sequence, timeline, now, outcome, error):
+            self._traces.record(span)
 
     def published(self, snapshot: Snapshot) -> None:
         """Count what the models' homes and queues have counted since."""
@@ -233,32 +243,6 @@ def _outcome(error: TierdError) -> str:
     if isinstance(error, BusyError | SlowReaderError | UnavailableError):
         return str(error.code)
     return "refused" if isinstance(error, RequestError) else "failed"
-
-
-def _log(
-    request: Request,
-    sequence: Sequence | None,
-    timeline: Timeline,
-    now: float,
-    outcome: str,
-    error: TierdError | None,
-) -> None:
-    log.info(
-        *line(
-            request=request.id,
-            model=request.model,
-            key=request.key or None,
-            trace=trace_id(request.traceparent),
-            prompt=len(request.prompt),
-            cached=sequence.cached if sequence else 0,
-            generated=sequence.generated if sequence else 0,
-            queue_ms=_milliseconds(timeline.submitted, timeline.started),
-            ttft_ms=_milliseconds(timeline.submitted, timeline.first_token),
-            total_ms=_milliseconds(timeline.submitted, now),
-            outcome=outcome,
-            error=None if error is None else told(error),
-        )
-    )
 
 
 def _milliseconds(start: float, end: float | None) -> float | str:

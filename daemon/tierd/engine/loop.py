@@ -57,6 +57,7 @@ from tierd.errors import RequestError, UnavailableError
 from tierd.kv.bank import Bank
 from tierd.kv.spill import SpillCleared, SpillDone
 from tierd.metrics import Metrics
+from tierd.service.traces import Traces
 from tierd.settings import Settings
 from tierd.tier.status import TierStatus
 
@@ -82,11 +83,12 @@ class Loop:
         bank: Bank | None,
         tier: Callable[[], TierStatus] = TierStatus,
         release: Callable[[str], None] = lambda _: None,
+        traces: Traces | None = None,
     ) -> None:
         self.snapshot = Snapshot()
         self._inbox = inbox
         self._bank = bank
-        self._ledger = Ledger(metrics, [model.id for model in settings.models])
+        self._ledger = Ledger(metrics, [model.id for model in settings.models], traces)
         self._gauges = Gauges(metrics, lambda: self.snapshot, tier, settings.queue)
         self._answers = Answers()
         self._devices = Devices(inbox, settings.engine.gap_ms / 1000)

@@ -33,15 +33,22 @@ from tierd.http.responses.shelf import ResponsesShelf
 from tierd.http.responses.store import ResponsesStore
 from tierd.http.roster import Roster
 from tierd.http.text import TextRoutes
+from tierd.http.tracing import TraceGate
 from tierd.http.turns.opening import Turns
 from tierd.metrics import NO_MODEL, Metrics
+from tierd.service.traces import Traces
 from tierd.settings import Settings
 
 
 def create_app(
-    engine: Engine, mailboxes: Mailboxes, metrics: Metrics, roster: Roster, settings: Settings
+    engine: Engine,
+    mailboxes: Mailboxes,
+    metrics: Metrics,
+    roster: Roster,
+    settings: Settings,
+    traces: Traces | None = None,
 ) -> Starlette:
-    """Return the application. mailboxes: those that the engine delivers to.
+    """Return the application. mailboxes: those that the engine delivers to. traces: take spans of requests.
 
     What keys may take is in `state.quotas`.
     The engine must be stopped before the loop that serves the application closes. Raises SettingsError.
@@ -79,6 +86,7 @@ def create_app(
         ],
         middleware=[
             *cors(settings.server.cors_origins),
+            Middleware(TraceGate, traces=traces or Traces()),
             Middleware(ErrorBoundary, refused=refused, dialects={"/v1/messages": MessagesDialect}),
             Middleware(Doors, hosts=settings.server.hosts, origins=settings.server.cors_origins),
             Middleware(KeyGate, keys=keys, share_prefix=settings.kv.share_prefix),

@@ -48,7 +48,7 @@ from tierd.errors import (
     UnsupportedModelError,
 )
 from tierd.service.logs import line, told
-from tierd.service.trace_context import SPAN_DIGITS, received, trace_id
+from tierd.service.trace_context import trace_id
 
 logger = logging.getLogger("tierd.http")
 
@@ -260,11 +260,9 @@ class ErrorBoundary:
     """Names every request, and answers what is raised while it is served.
 
     The name is in `scope["state"]["request_id"]` (32 hexadecimal digits) and in the response's `x-request-id`
-    and `request-id`, of which OpenAI's and Anthropic's clients know one each; the log uses it too. A request
-    that is part of a trace is a span of it, whose name is the first digits of that: it is in
-    `scope["state"]["traceparent"]`, else "", and in the response's header.
-    A POST that is refused before the engine was asked, as `scope["state"]["asked"]` would say, gets a line in
-    the log: the engine writes one for all others.
+    and `request-id`, of which OpenAI's and Anthropic's clients know one each; the log uses it too. A POST
+    that is refused before the engine was asked, as `scope["state"]["asked"]` would say, gets a line in the
+    log: the engine writes one for all others.
     """
 
     def __init__(
@@ -290,9 +288,7 @@ class ErrorBoundary:
         request_id = uuid.uuid4().hex
         spoken = (make for path, make in self._dialects.items() if scope["path"].startswith(path))
         dialect = next(spoken, lambda id: OPENAI)(request_id)
-        trace = received(scope["headers"])
-        traceparent = trace.header(request_id[:SPAN_DIGITS]) if trace is not None else ""
-        scope.setdefault("state", {}).update(request_id=request_id, dialect=dialect, traceparent=traceparent)
+        scope.setdefault("state", {}).update(request_id=request_id, dialect=dialect)
         begun: Message | None = None
 
         async def named_send(message: Message) -> None:
@@ -308,8 +304,6 @@ class ErrorBoundary:
                     )
                 )
                 names = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")]
-                if traceparent:
-                    names.append((b"traceparent", traceparent.encode()))
                 message["headers"] = [*message.get("headers", ()), *names]
             await send(message)
 
@@ -348,7 +342,7 @@ class ErrorBoundary:
                 request=state["request_id"],
                 model="-",
                 key=name or None,
-                trace=trace_id(state["traceparent"]),
+                trace=trace_id(state.get("traceparent", "")),
                 outcome=outcome,
                 status=status,
                 code=error.code or "-",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SPAN_DIGITS = 16
+TRACE_DIGITS, SPAN_DIGITS = 32, 16
 
 # Versions to come may add to it, with another hyphen.
 _HEADER = re.compile(
@@ -20,7 +20,7 @@ _SAMPLED = 0x01
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A trace, by 32 hexadecimal digits, and the span that asks, by 16. sampled: whether that is recorded."""
+    """A trace, and the span that asks, in hexadecimal digits. sampled: whether they are recorded."""
 
     trace: str
     parent: str
@@ -50,3 +50,11 @@ def received(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
 def trace_id(traceparent: str) -> str | None:
     """Return the digits of a trace that `TraceContext.header` has put down; None for "": of none."""
     return traceparent.split("-")[1] if traceparent else None
+
+
+def sampled_parent(traceparent: str) -> tuple[str, str] | None:
+    """Return the digits of the trace and of the span that it names; None where that is not recorded."""
+    if not traceparent.endswith(f"-{_SAMPLED:02x}"):
+        return None
+    _, trace, span, _ = traceparent.split("-")
+    return trace, span
