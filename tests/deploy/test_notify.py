@@ -18,11 +18,12 @@ import pytest
 
 from live import LONG_WAIT_S, wait_until
 from manager import Manager, Told, manager
+from tierd.cli import main
 from tiny import write_llama
 
 WATCHDOG_S = 0.6
 SETTINGS = """
-admin.socket = "off"
+admin.socket = "{folder}/admin.sock"
 engine.threads = 1
 gpu.mode = "off"
 [[models]]
@@ -51,7 +52,9 @@ class Service:
         self._listener = listener
         self._log = folder / "log"
         write_llama(folder / "tiny.gguf", context=512)
-        self.settings.write_text(SETTINGS)
+        self.text = SETTINGS.format(folder=folder)
+        self.settings.write_text(self.text)
+        self.admin = folder / "admin.sock"
 
     @property
     def log(self) -> str:
@@ -117,7 +120,7 @@ def post(connection: socket.socket, **body: object) -> None:
     connection.sendall(head.encode() + content)
 
 
-def test_it_starts_lives_reloads_and_restarts(service: Service) -> None:
+def test_it_starts_lives_reloads_and_restarts(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     systemd = service.systemd
     with service.connect() as early, service.connect() as streaming, service.run() as process:
         ready = next(told for told in systemd.told if "READY" in told)
@@ -125,7 +128,7 @@ def test_it_starts_lives_reloads_and_restarts(service: Service) -> None:
         post(early, prompt="the", max_tokens=1)
         assert early.recv(4096).startswith(b"HTTP/1.1 200 OK")
 
-        reloads_by_what_may_change(service, process)
+        reloads_by_what_may_change(service, process, capsys)
 
         count = len(systemd.told)
         for _ in range(3):
@@ -148,16 +151,18 @@ def test_it_starts_lives_reloads_and_restarts(service: Service) -> None:
     assert "systemd has http://127.0.0.1:" in service.log
 
 
-def reloads_by_what_may_change(service: Service, process: subprocess.Popen[bytes]) -> None:
+def reloads_by_what_may_change(
+    service: Service, process: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert service.ask().json()["usage"]["completion_tokens"] == 5
     assert "the of and" not in service.log
 
-    broken = service.reload(process, SETTINGS + "strems = 3\n")
+    broken = service.reload(process, service.text + "strems = 3\n")
     wrong = f"{service.settings}: models[0].strems is not a setting; did you mean models[0].streams?"
     assert broken["STATUS"] == f"the settings from before hold: {wrong}"
     assert f"ERROR the settings from before hold: {wrong}\n" in service.log
 
-    changed = SETTINGS.replace("engine.threads = 1", "engine.threads = 2")
+    changed = service.text.replace("engine.threads = 1", "engine.threads = 2")
     changed = (
         "limits.max_output_tokens = 2\nlog = {prompts = true, format = 'json'}\nkv.memory_mb = 64\n" + changed
         + "[[keys]]\nrequests_per_minute = 1\n"
@@ -172,9 +177,11 @@ def reloads_by_what_may_change(service: Service, process: subprocess.Popen[bytes
         ),
         ("warning", "changed too, but a restart is needed for it: engine.threads, kv.memory_mb"),
     ]
+    assert main(["ctl", "--socket", str(service.admin), "status"]) == 0
+    assert "a restart is needed for engine.threads, kv.memory_mb\n" in capsys.readouterr().out
     assert service.ask(max_tokens=None).json()["usage"]["completion_tokens"] == 2
     assert '"prompt_text": "the of and"' in service.log
     assert service.ask().status_code == 429
 
-    assert service.reload(process, SETTINGS)["STATUS"] == "serves tiny (cpu); 0 requests run, 0 wait"
+    assert service.reload(process, service.text)["STATUS"] == "serves tiny (cpu); 0 requests run, 0 wait"
     assert service.ask().json()["usage"]["completion_tokens"] == 5

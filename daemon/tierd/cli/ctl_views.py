@@ -23,6 +23,8 @@ def print_status(status: Status) -> None:
     say(console, f"tierd {status.version}, up for {_duration(status.uptime_s)}")
     if status.draining:
         say(console, "draining: no request is admitted")
+    if status.restart_needed:
+        say(console, f"a restart is needed for {', '.join(status.restart_needed)}")
     table = columns(
         "model", "outcome", "seat", right=("running", "paused", "waiting", "pages", "used", "cached", "free")
     )

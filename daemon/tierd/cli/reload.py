@@ -12,6 +12,7 @@ from types import FrameType
 
 from tierd.cli.supervision import Supervision
 from tierd.errors import TierdError
+from tierd.http import Roster
 from tierd.settings import Settings, adopt
 
 log = logging.getLogger(__name__)
@@ -26,12 +27,14 @@ class Reloader:
         read: Callable[[], Settings],
         take: Callable[[Settings], None],
         supervision: Supervision,
+        roster: Roster,
     ) -> None:
         """`read`: reads them. take: has all go by those that it is given. Both may raise TierdError."""
         self.settings = settings
         self._read = read
         self._take = take
         self._supervision = supervision
+        self._roster = roster
         self._asked: SimpleQueue[None] = SimpleQueue()
 
     @contextmanager
@@ -59,6 +62,7 @@ class Reloader:
             return
         self.settings = change.settings
         log.info("read the settings again; changed: %s", ", ".join(change.taken) or "nothing")
+        self._roster.restart_needed = change.waiting
         waiting = ", ".join(change.waiting)
         if waiting:
             log.warning("changed too, but a restart is needed for it: %s", waiting)

@@ -129,7 +129,7 @@ def run(settings: Settings, read: Callable[[], Settings]) -> None:
 
             server = Server(room, engine, public, start.begin, admin, settings.server, ending)
             server.kept_open = passed is not None
-            reloader = Reloader(settings, read, take, supervision)
+            reloader = Reloader(settings, read, take, supervision, roster)
             if notifier.watchdog_s:
                 faulthandler.enable()  # systemd aborts what hangs; the log shows where
             supervision.start()

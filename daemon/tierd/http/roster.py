@@ -11,9 +11,13 @@ from tierd.settings import ModelSettings, Settings, model_at_run_time
 
 
 class Roster:
-    """The models of the settings, and those that were loaded later, loaded now or not. For any thread."""
+    """The models of the settings, and those that were loaded later, loaded now or not. For any thread.
+
+    restart_needed: settings that have changed in their file, but change with a restart only.
+    """
 
     def __init__(self, settings: Settings) -> None:
+        self.restart_needed: tuple[str, ...] = ()
         self._settings = settings
         self._models = {model.id: model for model in settings.models}
 

@@ -37,7 +37,9 @@ def test_status_tells_how_the_models_stand(server: Administered) -> None:
     answer = body(server.unix.get("/status"))
     assert set(answer) == {
         "version", "uptime_s", "draining", "models", "loading", "unloaded", "switch", "switches", "bank",
+        "restart_needed",
     }  # fmt: skip
+    assert answer["restart_needed"] == []
     assert answer["version"] == tierd.__version__
     assert 0 < answer["uptime_s"] < 60
     assert answer["draining"] is False

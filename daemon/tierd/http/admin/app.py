@@ -59,6 +59,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     that can be loaded by name.
 
     switch: of models on the GPU, that is under way; null while none is. switches: how many there were.
+    restart_needed: settings that have changed in their file, but change with a restart only.
     """
 
     version: str
@@ -70,6 +71,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     switch: Switch | None
     switches: int
     bank: Bank
+    restart_needed: tuple[str, ...] = ()
 
 
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +170,7 @@ class AdminRoutes:
                 switch=Switch.of(snapshot, time.monotonic()),
                 switches=snapshot.switches,
                 bank=Bank.of(snapshot.bank),
+                restart_needed=self._roster.restart_needed,
             )
         )
 
