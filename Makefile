@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve tour models test test-device test-levels test-rest test-long soak test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-scrape bench-table pages profile sanitize check clean
+.PHONY: FORCE help serve tour models test test-device test-levels test-server test-rest test-long soak test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-scrape bench-table pages profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
@@ -40,6 +40,10 @@ NODE_PACKAGES := $(addprefix tests/clients/node/,package.json package-lock.json)
 PROMETHEUS := build/prometheus/.unpacked
 ORACLE_TESTS := tests/test_oracle.py tests/test_device_oracle.py tests/test_rails_oracle.py
 DEVICE_TESTS := $(addprefix tests/,shaders backends/resident backends/vkapi backends/rails tier device cli/test_gpu.py test_device_oracle.py test_rails_oracle.py)
+SERVER_TESTS := $(addprefix tests/,bench chaos cli clients deploy hostile http)
+TEST_NEEDS := $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) $(PROMETHEUS)
+# Of all tests, the longest first.
+PARTS := test-device test-rest test-server test-levels sanitize
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,9 +57,9 @@ tour: $(VENV)/.serve $(VENV)/.vulkan $(SMOLLM2) $(GEMMA3) ## serve two models th
 
 models: $(SMOLLM2) $(GEMMA3) ## fetch the models that the tests need
 
-test: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) $(PROMETHEUS) ## run all tests, in parts, two at a time (JOBS=1: one by one)
+test: $(TEST_NEEDS) ## run all tests, in parts, two at a time (JOBS=1: one by one)
 	@echo 'Each part of the tests is shown once it is done.'
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going test-rest test-levels test-device sanitize
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going $(PARTS)
 
 test-device: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ## run the tests of the Vulkan device
 	$(BIN)/python -m pytest $(DEVICE_TESTS)
@@ -63,8 +67,11 @@ test-device: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) 
 test-levels: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests of the kernels at the CPU's other levels
 	$(BIN)/python tests/other_levels.py
 
-test-rest: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) $(PROMETHEUS) ## run all other tests, those of the best level included
-	$(BIN)/python -m pytest $(DEVICE_TESTS:%=--ignore=%)
+test-server: $(TEST_NEEDS) ## run the tests of the server, of the command line, and of what is made of them
+	$(BIN)/python -m pytest $(SERVER_TESTS) $(DEVICE_TESTS:%=--ignore=%)
+
+test-rest: $(TEST_NEEDS) ## run all other tests, those of the best level included
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(DEVICE_TESTS) $(SERVER_TESTS))
 
 test-long: export TIERD_TEST_RESULTS := $(CURDIR)/tests/bench/results/long
 test-long: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes, and keep what they measure
@@ -181,8 +188,9 @@ $(VENV)/.serve: $(VENV)/.created $(VENV)/.modules $(BUILD_INPUTS)
 	$(PIP) install --editable .
 	@touch $@
 
+# Much of it is never imported, so nothing is compiled before it is.
 $(VENV)/.dev: $(VENV)/.created $(VENV)/.modules $(BUILD_INPUTS)
-	$(PIP) install --editable '.[dev]'
+	$(PIP) install --no-compile --editable '.[dev]'
 	@touch $(VENV)/.serve $@
 
 $(RIVAL)/.built:
