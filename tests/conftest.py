@@ -14,6 +14,8 @@ from findings import Findings
 from kompute import Faults
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# That of the user who runs the tests; the tests themselves have one of their own.
+USERS_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 # Every run tries the same examples, and how long one takes on a busy machine is no fault.
 settings.register_profile("steady", deadline=None, derandomize=True)
@@ -36,8 +38,11 @@ def _directories(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _shader_cache() -> None:
-    """Let Mesa keep what it compiles for later runs, and for processes that run beside this one."""
-    cache = REPOSITORY / "build" / "mesa"
+    """Let Mesa keep what it compiles for processes beside this one, and for later runs, of other clones too.
+
+    It takes minutes. It lies with the user's caches where they can be written.
+    """
+    cache = USERS_CACHE / "tierd-tests" if os.access(USERS_CACHE, os.W_OK) else REPOSITORY / "build" / "mesa"
     cache.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(cache))
 
