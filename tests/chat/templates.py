@@ -425,3 +425,51 @@ DEEPSEEK_FENCED = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{%- endif %}
 """
+
+# Arguments as JSON without its quotation marks; the model's turn goes on behind what its calls have given.
+GEMMA_CALLS = """
+{%- macro loose(value) %}
+    {%- if value is string %}{{- '<|"|>' + value + '<|"|>' }}
+    {%- elif value is boolean %}{{- 'true' if value else 'false' }}
+    {%- elif value is mapping %}
+        {{- '{' }}
+        {%- for key, inner in value | dictsort %}
+            {{- key + ':' + loose(inner) + (',' if not loop.last else '') }}
+        {%- endfor %}
+        {{- '}' }}
+    {%- elif value is sequence %}
+        {{- '[' }}
+        {%- for inner in value %}{{- loose(inner) + (',' if not loop.last else '') }}{%- endfor %}
+        {{- ']' }}
+    {%- else %}{{- value | string }}
+    {%- endif %}
+{%- endmacro %}
+{{- bos_token }}
+{%- if tools or messages[0].role == 'system' or enable_thinking %}
+    {{- '<|turn>system\\n' + ('<|think|>' if enable_thinking else '') }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content | trim }}{%- endif %}
+    {%- for tool in tools or [] %}
+        {{- '<|tool>declaration:' + tool.function.name + loose(tool.function) + '<tool|>' }}
+    {%- endfor %}
+    {{- '<turn|>\\n' }}
+{%- endif %}
+{%- for message in messages if message.role != 'system' %}
+    {%- if message.role == 'tool' %}
+        {{- '<|tool_response>response:' + (message.name or 'unknown') }}
+        {{- loose({'value': message.content}) + '<tool_response|>' }}
+    {%- else %}
+        {%- if message.role == 'user' or loop.previtem.role != 'tool' %}
+            {{- '<|turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+        {%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<|tool_call>call:' + call.function.name + loose(call.function.arguments) + '<tool_call|>' }}
+        {%- endfor %}
+        {{- message.content.split('<channel|>')[-1] | trim }}
+        {%- if not message.tool_calls %}{{- '<turn|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt and messages[-1].role != 'tool' %}
+    {{- '<|turn>model\\n' }}
+    {%- if enable_thinking is false %}{{- '<|channel>thought\\n<channel|>' }}{%- endif %}
+{%- endif %}
+"""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chat.replies import call, read, tagged
-from tierd.chat.calls import GLM, QWEN_CODER, SEED, CallSyntax
+from tierd.chat.calls import FUNCTION_GEMMA, GEMMA, GLM, QWEN_CODER, SEED, CallSyntax
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
 from tierd.chat.schema_types import as_json, types_of
 from tierd.chat.tools import Tool
@@ -79,6 +79,32 @@ def test_glm_writes_keys_and_values() -> None:
     expected = call(0, "write", '{"path": " a ", "lines": []}')
     assert reads(text, GLM) == expected
     assert reads(f"{text}\n<tool_call>clock</tool_call>", GLM) == [*expected, *call(1, "clock", "{}")]
+
+
+GEMMAS = [
+    (GEMMA, '<|"|>', "<|tool_call>", "<tool_call|>", "<|tool_response>"),
+    (FUNCTION_GEMMA, "<escape>", "<start_function_call>", "<end_function_call>", "<start_function_response>"),
+]
+
+
+@pytest.mark.parametrize(("syntax", "quote", "begin", "end", "response"), GEMMAS, ids=["4", "function"])
+def test_gemma_writes_json_without_its_quotation_marks(
+    syntax: CallSyntax, quote: str, begin: str, end: str, response: str
+) -> None:
+    body = r'{path:QaQ,lines:[1, -2.5],more:{a b:Q{"é\}Q,"c":"\"d"},size:null,mode:add it}'
+    text = f"{begin}call:write{body}{end}".replace("Q", quote)
+    arguments = (
+        r'{"path": "a", "lines": [1, -2.5], "more": {"a b": "{\"é\\}", "c": "\"d"}, "size": null, '
+        '"mode": "add it"}'
+    )
+    json.loads(arguments)
+    both = [*call(0, "write", arguments), *call(1, "clock", "{}")]
+    assert reads(f"{text}{begin}call:clock{{}}{end}", syntax) == both
+    # What the model would make up as a result is nobody's.
+    assert reads(f"So: {text}{response}response:write{{}}", syntax) == [Said("So:"), *both[:2]]
+    for letters in ("é", "mo", '"c": "'):
+        cut = text[: text.index(letters.replace(" ", "")) + len(letters.replace(" ", ""))]
+        assert reads(cut, syntax) == call(0, "write", arguments[: arguments.index(letters) + len(letters)])
 
 
 @pytest.mark.parametrize("syntax", [QWEN_CODER, GLM], ids=["qwen", "glm"])

@@ -22,6 +22,7 @@ from schemas import COUNT, record
 from tierd.chat.calls import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
+    GEMMA,
     GENERIC,
     GLM,
     HARMONY,
@@ -44,7 +45,7 @@ from tierd.errors import InvalidRequestError
 from tierd.models.gguf import GGUFFile
 
 FAMILIES = (
-    "HERMES", "QWEN_CODER", "GLM", "DEEPSEEK", "DEEPSEEK_FENCED",
+    "HERMES", "QWEN_CODER", "GLM", "GEMMA_CALLS", "DEEPSEEK", "DEEPSEEK_FENCED",
     "LLAMA3", "MISTRAL_LIST", "MISTRAL", "GPT_OSS", "GEMMA", "R1",
 )  # fmt: skip
 SPECIALS = {
@@ -73,7 +74,14 @@ SPECIALS = {
     "<｜tool▁call▁begin｜>": CONTROL,
     "<｜tool▁call▁end｜>": CONTROL,
     "<｜tool▁sep｜>": CONTROL,
+    "<|channel>": CONTROL,
+    "<channel|>": CONTROL,
+    "<|tool_call>": CONTROL,
+    "<tool_call|>": CONTROL,
+    "<|tool_response>": CONTROL,
+    '<|"|>': CONTROL,
 }
+GEMMA_MARKS = sorted(["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'])
 DEEPSEEK_MARKS = sorted(text for text in SPECIALS if text.startswith("<｜"))
 WEATHER = Tool(
     name="weather",
@@ -148,6 +156,7 @@ def test_what_each_family_can_do_is_found(models: dict[str, Model]) -> None:
         "HERMES": HERMES,
         "QWEN_CODER": QWEN_CODER,
         "GLM": GLM,
+        "GEMMA_CALLS": GEMMA,
         "DEEPSEEK": DEEPSEEK,
         "DEEPSEEK_FENCED": DEEPSEEK_FENCED,
         "LLAMA3": LLAMA3,
@@ -169,12 +178,14 @@ def test_what_each_family_can_do_is_found(models: dict[str, Model]) -> None:
     } == {
         "HERMES": ("<think>", True),
         "GLM": ("<think>", True),
+        "GEMMA_CALLS": ("<|channel>", True),
         "DEEPSEEK": ("<think>", True),
         "MISTRAL": ("[THINK]", True),
         "GPT_OSS": ("<|channel|>analysis<|message|>", True),
         "R1": ("<think>", True),
     }
     assert {name: sorted(format.specials) for name, format in formats.items() if format.specials} == {
+        "GEMMA_CALLS": GEMMA_MARKS,
         "DEEPSEEK": DEEPSEEK_MARKS,
         "DEEPSEEK_FENCED": DEEPSEEK_MARKS,
         "LLAMA3": ["<|python_tag|>"],
@@ -201,17 +212,7 @@ def test_marks_of_the_vocabulary_alone_are_known_and_not_expected() -> None:
     format.renderer.close()
 
 
-NATIVE = (
-    "HERMES",
-    "QWEN_CODER",
-    "GLM",
-    "DEEPSEEK",
-    "DEEPSEEK_FENCED",
-    "LLAMA3",
-    "MISTRAL_LIST",
-    "MISTRAL",
-    "GPT_OSS",
-)
+NATIVE = tuple(name for name in FAMILIES if name not in ("GEMMA", "R1"))
 
 
 @pytest.mark.parametrize("name", NATIVE)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat.replies import THINK, call, harmony, read, tagged
+from tierd.chat import calls
 from tierd.chat.calls import DEEPSEEK_FENCED, GLM, LLAMA3, MISTRAL, MISTRAL_LIST, QWEN_CODER
 from tierd.chat.reasoning import FAMILIES, HARMONY, ThoughtMarks, find_marks
 from tierd.chat.reply import Piece, ReplyParser, Said, Thought
@@ -214,6 +215,27 @@ PARSERS: dict[str, tuple[Callable[[], ReplyParser], Sequence[str]]] = {
             "<think>",
             "7",
             "</",
+        ),
+    ),
+    "gemma": (
+        lambda: tagged(GEMMA, calls.GEMMA, ["f"]),
+        (
+            "<|tool_call>call:f{",
+            "a:",
+            '<|"|>',
+            "7",
+            ",",
+            "b:[",
+            "]",
+            "{",
+            "}",
+            '"',
+            "\\",
+            " x",
+            "<tool_call|>",
+            "<|tool_response>",
+            "<|channel>thought",
+            "<",
         ),
     ),
     "deepseek": (

@@ -61,12 +61,12 @@ class ParameterMarks:
 class TaggedArguments:
     """Of arguments between marks. What stands between them is nobody's."""
 
-    def __init__(self, marks: ParameterMarks, closes: tuple[str, ...], schema: Mapping[str, Any]) -> None:
-        """closes: what closes the call. schema: of the arguments' object."""
+    def __init__(self, marks: ParameterMarks, close: str, schema: Mapping[str, Any]) -> None:
+        """close: what closes the call. schema: of the arguments' object."""
         self._marks = marks
-        self._closes = closes
+        self._close = close
         self._schema = schema
-        self._between_marks = Marks([mark for mark in (marks.key, marks.last, *closes) if mark])
+        self._between_marks = Marks([mark for mark in (marks.key, marks.last, close) if mark])
         self._value_marks = Marks([marks.value_end])
         self._state: Callable[[], bool] = self._between
         self._text = ""
@@ -88,7 +88,7 @@ class TaggedArguments:
     def finish(self) -> str:
         """See ArgumentsReader."""
         if self._state == self._in_text:
-            return _escaped(self._text)
+            return escaped(self._text)
         if self._state == self._in_value:
             return self._name() + self._text.strip()
         return ""
@@ -102,7 +102,7 @@ class TaggedArguments:
             self._skip(found.end())
             self._state = self._in_key
             return True
-        self._skip(found.start() if found[0] in self._closes else found.end())
+        self._skip(found.start() if found[0] == self._close else found.end())
         self._written.append("}")
         self._ended = True
         return False
@@ -136,9 +136,9 @@ class TaggedArguments:
             count = len(self._text) - self._value_marks.held(self._text)
             if self._marks.lines and self._text[:count].endswith("\n"):
                 count -= 1
-            self._written.append(_escaped(self._skip(count)))
+            self._written.append(escaped(self._skip(count)))
             return False
-        self._written.append(_escaped(self._value(found.start())) + '"')
+        self._written.append(escaped(self._value(found.start())) + '"')
         self._skip(found.end())
         self._state = self._between
         return True
@@ -166,5 +166,6 @@ class TaggedArguments:
         return text
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return what stands between the quotation marks of a text's JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

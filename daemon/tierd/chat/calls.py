@@ -5,10 +5,22 @@ Sources: the chat templates of the models that are named.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from tierd.chat.arguments import ParameterMarks
-from tierd.chat.heads import Read, read_fenced, read_function, read_keyed, read_named, read_object
+from tierd.chat.arguments import ArgumentsReader, JsonArguments, ParameterMarks, TaggedArguments
+from tierd.chat.heads import (
+    Read,
+    read_called,
+    read_fenced,
+    read_function,
+    read_keyed,
+    read_named,
+    read_object,
+)
+from tierd.chat.loose_json import LooseArguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +28,10 @@ class CallSyntax:
     """A way to write calls.
 
     sign: a pattern of what a template writes of a call, of a tool NAME.
-    read: finds the head of a call. parameters: the marks of arguments where these do not come as JSON.
-    begin: marks that stand before a call, or before several. closes: may stand behind one. separator:
-    between those that share a mark. bare: a call may also be the beginning of the answer, without a mark.
-    marks: others that occur.
+    read: finds the head of a call. arguments: makes what reads arguments in the syntax's own way, by the
+    schema of the tool. begin: marks that stand before a call, or before several. closes: may stand behind
+    one. ends: so do these, and end the answer. separator: between those that share a mark. bare: a call may
+    also be the beginning of the answer, without a mark. marks: others that occur.
     Written out with arguments as JSON, calls are `first`, then `before` (with NAME), arguments and `after` of
     each, `between` them, and `last`; so they are written where they are forced, whatever the model prefers,
     for then their arguments obey all of a schema. short_ids: ids of calls are 9 letters and digits.
@@ -27,9 +39,10 @@ class CallSyntax:
 
     sign: str
     read: Read
-    parameters: ParameterMarks | None = None
+    arguments: Callable[[Mapping[str, Any]], ArgumentsReader] = lambda schema: JsonArguments()
     begin: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
     separator: str = ""
     bare: bool = False
     marks: tuple[str, ...] = ()
@@ -83,32 +96,55 @@ LLAMA3 = CallSyntax(
     between="; ",
 )
 # Qwen3-Coder, and Qwen's models from 3.5 on.
+_PARAMETERS = ParameterMarks(
+    key="<parameter=", key_end=">", value_end="</parameter>", last="</function>", lines=True
+)
 QWEN_CODER = replace(
     HERMES,
     sign=r"<tool_call>\s*<function=NAME>",
     read=read_function,
-    parameters=ParameterMarks(
-        key="<parameter=", key_end=">", value_end="</parameter>", last="</function>", lines=True
-    ),
+    arguments=partial(TaggedArguments, _PARAMETERS, "</tool_call>"),
     begin=("<tool_call>", "<function="),
 )
 SEED = replace(
     QWEN_CODER,
     sign=r"<seed:tool_call>\s*<function=NAME>",
+    arguments=partial(TaggedArguments, _PARAMETERS, "</seed:tool_call>"),
     begin=("<seed:tool_call>", "<function="),
     closes=("</seed:tool_call>",),
     before='<seed:tool_call>\n{"name": "NAME", "arguments": ',
     after="}\n</seed:tool_call>",
 )
 # GLM from 4.5 on.
+_KEYS = ParameterMarks(key="<arg_key>", key_end="</arg_key>", value="<arg_value>", value_end="</arg_value>")
 GLM = replace(
     HERMES,
     sign=r"<tool_call>\s*NAME\s*<arg_key>",
     read=read_keyed,
-    parameters=ParameterMarks(
-        key="<arg_key>", key_end="</arg_key>", value="<arg_value>", value_end="</arg_value>"
-    ),
+    arguments=partial(TaggedArguments, _KEYS, "</tool_call>"),
     marks=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+GEMMA = CallSyntax(
+    sign=r"<\|tool_call>call:NAME\{",
+    read=read_called,
+    arguments=lambda schema: LooseArguments('<|"|>'),
+    begin=("<|tool_call>",),
+    closes=("<tool_call|>",),
+    ends=("<|tool_response>",),
+    marks=('<|"|>',),
+    before='<|tool_call>{"name": "NAME", "arguments": ',
+    after="}<tool_call|>",
+)
+FUNCTION_GEMMA = replace(
+    GEMMA,
+    sign=r"<start_function_call>call:NAME\{",
+    arguments=lambda schema: LooseArguments("<escape>"),
+    begin=("<start_function_call>",),
+    closes=("<end_function_call>",),
+    ends=("<start_function_response>",),
+    marks=("<escape>",),
+    before='<start_function_call>{"name": "NAME", "arguments": ',
+    after="}<end_function_call>",
 )
 # DeepSeek V3.1; V3 and R1 are the next row.
 DEEPSEEK = CallSyntax(
@@ -142,5 +178,6 @@ HARMONY = CallSyntax(
 # The generic way is Hermes', which more models have seen than any other.
 GENERIC = HERMES
 SYNTAXES = (
-    HARMONY, HERMES, QWEN_CODER, SEED, GLM, DEEPSEEK, DEEPSEEK_FENCED, MISTRAL_LIST, MISTRAL, LLAMA3,
+    HARMONY, HERMES, QWEN_CODER, SEED, GLM, GEMMA, FUNCTION_GEMMA, DEEPSEEK, DEEPSEEK_FENCED,
+    MISTRAL_LIST, MISTRAL, LLAMA3,
 )  # fmt: skip

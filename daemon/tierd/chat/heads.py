@@ -18,14 +18,14 @@ UNSURE: Literal["unsure"] = "unsure"
 class Head:
     """The beginning of a call, up to its arguments.
 
-    start: where they begin; -1 where the call has none. depth: brackets around them. tagged: each stands
-    between marks; else they are a JSON object.
+    start: where they begin; -1 where the call has none. depth: brackets around them. own: they are written in
+    the syntax's own way; else they are a JSON object.
     """
 
     name: str
     start: int
     depth: int = 0
-    tagged: bool = False
+    own: bool = False
 
 
 # None: it is no call.
@@ -42,6 +42,7 @@ _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\])?\s*(?=\{
 _NAME_BEGUN = re.compile(r"\s*(?:[\w.-]+\s*(?:\[[\w\]]*\s*)*)?\Z")
 _FUNCTION = re.compile(r"\s*(?:<function=)?([\w.-]+)>")
 _KEYED = re.compile(r"\s*([\w.-]+)\s*(?=<arg_key>|</tool_call>)")
+_CALLED = re.compile(r"\s*call:\s*([\w.-]+)\s*(?=\{)")
 _FENCED = re.compile(
     r"\s*(?:<｜tool▁call▁begin｜>\s*)?(?:function<｜tool▁sep｜>)?([\w.-]+)\s*(?:<｜tool▁sep｜>|```json)?\s*(?=\{)"
 )
@@ -118,12 +119,12 @@ def read_named(text: str) -> Head | Literal["unsure"] | None:
 
 def read_function(text: str) -> Head | Literal["unsure"] | None:
     """Read a call as Qwen's coders write it: <function=NAME>, or an object."""
-    return _tagged(_FUNCTION, text)
+    return _own(_FUNCTION, text)
 
 
 def read_keyed(text: str) -> Head | Literal["unsure"] | None:
     """Read a call as GLM's models write it: NAME before keys and values, or an object."""
-    return _tagged(_KEYED, text)
+    return _own(_KEYED, text)
 
 
 def read_fenced(text: str) -> Head | Literal["unsure"] | None:
@@ -132,11 +133,16 @@ def read_fenced(text: str) -> Head | Literal["unsure"] | None:
     return Head(found[1], found.end()) if found else _begun(text)
 
 
-def _tagged(pattern: re.Pattern[str], text: str) -> Head | Literal["unsure"] | None:
+def read_called(text: str) -> Head | Literal["unsure"] | None:
+    """Read a call as Gemma's models write it: call:NAME{…}, or an object."""
+    return _own(_CALLED, text)
+
+
+def _own(pattern: re.Pattern[str], text: str) -> Head | Literal["unsure"] | None:
     if text.lstrip().startswith("{"):
         return read_object(text)
     found = pattern.match(text[:_LONGEST])
-    return Head(found[1], found.end(), tagged=True) if found else _begun(text)
+    return Head(found[1], found.end(), own=True) if found else _begun(text)
 
 
 def _begun(text: str) -> Literal["unsure"] | None:

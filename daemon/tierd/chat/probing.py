@@ -31,7 +31,11 @@ def find_format(renderer: Renderer, tokenizer: Tokenizer) -> ReplyFormat:
     found = _Probing(renderer).find()
     around = (marks.start, marks.end) if marks else ()
     calls = found.calls
-    ids = {text: special(text) for text in (*around, *calls.begin, *calls.closes, *calls.marks) if text}
+    ids = {
+        text: special(text)
+        for text in (*around, *calls.begin, *calls.closes, *calls.ends, *calls.marks)
+        if text
+    }
     return replace(
         found,
         marks=marks,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tierd.chat.arguments import ArgumentsReader, JsonArguments, TaggedArguments
+from tierd.chat.arguments import ArgumentsReader, JsonArguments
 from tierd.chat.calls import CallSyntax
-from tierd.chat.heads import UNSURE, Head
+from tierd.chat.heads import UNSURE
 from tierd.chat.reasoning import Stage, ThoughtMarks
 from tierd.chat.reply import Arguments, Called, Piece, Said, Thought
 from tierd.chat.scanning import Marks, Scanner, ValueEnd
@@ -63,7 +63,7 @@ class TaggedParser(Scanner):
         self._count = 0
         self._reader: ArgumentsReader = JsonArguments()
         self._object: ValueEnd | None = None
-        self._closes = Marks(calls.closes)
+        self._after = Marks((*calls.closes, *calls.ends))
 
     def _opening(self, pieces: list[Piece]) -> bool:
         """Before any text: thoughts, or what tells that there are none."""
@@ -184,15 +184,10 @@ class TaggedParser(Scanner):
             self._state = self._object_rest
             return True
         self._skip(self._head + head.start)
-        self._reader = self._reader_of(head)
+        schema = self._tools[head.name].schema
+        self._reader = self._syntax.arguments(schema) if head.own else JsonArguments()
         self._state = self._arguments
         return True
-
-    def _reader_of(self, head: Head) -> ArgumentsReader:
-        syntax = self._syntax
-        if head.tagged and syntax.parameters is not None:
-            return TaggedArguments(syntax.parameters, syntax.closes, self._tools[head.name].schema)
-        return JsonArguments()
 
     def _arguments(self, pieces: list[Piece]) -> bool:
         text, rest = self._reader.feed(self._skip(len(self._text)))
@@ -229,11 +224,12 @@ class TaggedParser(Scanner):
             self._head = 0
             self._state = self._called
             return True
-        close = self._closes.match(self._text)
-        if close:
-            self._skip(len(close))
-            return True
-        if close == "" and not self._over:
+        mark = self._after.match(self._text)
+        if mark:
+            self._skip(len(mark))
+            self.ended = mark in syntax.ends
+            return not self.ended
+        if mark == "" and not self._over:
             return False
         self._state = self._content
         return True
