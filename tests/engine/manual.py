@@ -56,6 +56,9 @@ class Clock:
     def time(self) -> float:
         return time.time()
 
+    def thread_time(self) -> float:
+        return time.thread_time()
+
 
 class Board:
     """A device that several models are on, and that fails when it is told to.
