@@ -53,6 +53,12 @@ class CallSyntax:
     last: str = ""
     short_ids: bool = False
 
+    @property
+    def mark(self) -> str:
+        """What every call begins with, and so does what is written out; "" where there is no such mark."""
+        one = self.begin[0] if len(self.begin) == 1 and not self.bare else ""
+        return one if one and (self.first + self.before).startswith(one) else ""
+
 
 HERMES = CallSyntax(
     sign=r'<tool_call>\s*\{[^<]*"name":\s*"NAME"',

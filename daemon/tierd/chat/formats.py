@@ -10,6 +10,7 @@ from functools import partial
 
 from tierd.chat.call_grammar import call_grammar
 from tierd.chat.calls import GENERIC, CallSyntax
+from tierd.chat.calls_behind import CallsBehind
 from tierd.chat.grammar import Source
 from tierd.chat.harmony import HarmonyParser
 from tierd.chat.reasoning import FINAL, HARMONY, USUAL, ThoughtMarks
@@ -206,15 +207,27 @@ class ReplyFormat:
             return grammar
         return ThoughtFirst(grammar, tokenizer, self.marks, begun=stage == "thought")
 
+    def may_call_strictly(self, tools: Sequence[Tool], choice: str, answer: Source | None) -> bool:
+        """Whether calls obey schemas that an answer may come to, which is free otherwise. See `grammar`."""
+        return bool(
+            self.calls.mark and choice == "auto" and answer is None and any(tool.strict for tool in tools)
+        )
+
+    def calls_behind(self, grammar: Grammar, tokenizer: Tokenizer) -> Grammar:
+        """Return a grammar that holds from the mark of a call on; `grammar` has it. Takes a while."""
+        return CallsBehind(grammar, tokenizer, self.calls.mark)
+
     def grammar(
         self, tools: Sequence[Tool], choice: str, *, parallel: bool, answer: Source | None = None
     ) -> Source | None:
         """Return what an answer obeys, thoughts left out; None where it is free.
 
         choice: "auto", "none", "required" or the name of a tool. answer: what it obeys where it is no call.
+        Where it may call strictly, it is what calls obey.
         Raises InvalidRequestError as `call_grammar` does. Takes time with large schemas.
         """
-        if not tools or choice == "none" or (choice == "auto" and answer is None):
+        free = choice == "auto" and answer is None and not self.may_call_strictly(tools, choice, answer)
+        if not tools or choice == "none" or free:
             return answer
         named = [tool for tool in tools if tool.name == choice]
         return call_grammar(

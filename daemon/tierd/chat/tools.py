@@ -28,11 +28,16 @@ _OPEN_ENDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that a client offers. parameters: JSON Schema of its arguments, which are an object."""
+    """A function that a client offers. parameters: JSON Schema of its arguments, which are an object.
+
+    strict: they obey it although the model may also answer otherwise, where it writes calls in a way that can
+    be held to that.
+    """
 
     name: str
     description: str | None = None
     parameters: Mapping[str, object] = field(default_factory=dict)
+    strict: bool = False
 
     @property
     def schema(self) -> dict[str, object]:

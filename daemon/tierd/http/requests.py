@@ -177,7 +177,9 @@ class Message(msgspec.Struct):
 class FunctionGiven(msgspec.Struct):
     """A function that may be called. parameters: the JSON schema of its arguments.
 
-    A call that is asked for obeys it, whatever `strict` says; one that the model chooses is as it wrote it.
+    A call that is asked for obeys it, and so does one that the model chooses, if any tool is `strict` and the
+    model begins calls with a mark of their own, as Hermes', Qwen's of 2 and 3, Mistral's and GLM's do; else
+    that is as the model wrote it.
     """
 
     name: str

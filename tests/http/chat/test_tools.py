@@ -19,7 +19,7 @@ from tiny import write_llama
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Look at me and you."}
-LOOK = {
+LOOK: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look",
@@ -30,11 +30,11 @@ LOOK = {
             "required": ["at"],
             "additionalProperties": False,
         },
-        "strict": True,
     },
 }
-CLOCK = {"type": "function", "function": {"name": "clock"}}
+CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "clock"}}
 TOOLS = {"tools": [LOOK, CLOCK]}
+STRICT = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in (LOOK, CLOCK)]
 ME = '<tool_call>\n{"name": "look", "arguments": {"at": "me"}}\n</tool_call>'
 YOU = ME.replace('"me"', '"you"')
 MODELS = {
@@ -125,6 +125,35 @@ def test_calls_in_parallel_and_one_at_a_time(speaking: Speaking) -> None:
     assert speaking.calls(both) == [("look", {"at": "me"}), ("look", {"at": "you"})]
     assert speaking.calls(both, parallel_tool_calls=False) == [("look", {"at": "me"})]
     wait_until(lambda: speaking.live.engine.snapshot.models["hermes"].running == 0)
+
+
+def test_strict_calls_obey_their_schema_where_they_are_chosen(speaking: Speaking) -> None:
+    says = "Let me see <tool_calls>.\n" + ME.replace('"me"', '"them", "why": 1')
+    (plain,) = speaking.choices(says)
+    assert plain["calls"] == [("look", '{"at": "them", "why": 1}')]
+    (choice,) = speaking.choices(says, tools=STRICT)
+    assert (choice["content"], choice["reason"]) == ("Let me see <tool_calls>.", "tool_calls")
+    ((name, arguments),) = choice["calls"]
+    assert (name, json.loads(arguments)["at"]) in (("look", "me"), ("look", "you"))
+    assert "why" not in json.loads(arguments)
+    both = f"{ME}\n{YOU}"
+    assert speaking.calls(both, tools=STRICT) == [("look", {"at": "me"}), ("look", {"at": "you"})]
+    assert speaking.calls(both, tools=STRICT, parallel_tool_calls=False) == [("look", {"at": "me"})]
+    for text in ("So.", "<tool_cal", "<think>\nWhy?\n</think>\n\nSo."):
+        assert speaking.choices(text, tools=STRICT) == speaking.choices(text)
+    (after,) = speaking.choices(f"<think>\nWhy?\n</think>\n\n{says}", tools=STRICT)
+    assert after["content"] == choice["content"]
+    assert all(json.loads(arguments)["at"] in ("me", "you") for _, arguments in after["calls"])
+
+
+def test_strict_calls_of_each_family(speaking: Speaking) -> None:
+    listed = '[TOOL_CALLS][{"name": "look", "arguments": {"at": "them"}}]'
+    for model, says in (("mistral", listed), ("gemma", ME.replace('"me"', '"them"'))):
+        ((name, given),) = speaking.calls(says, model=model, tools=STRICT, parallel_tool_calls=False)
+        assert name == "look"
+        assert given["at"] in ("me", "you")
+    call = '{"name": "look", "parameters": {"at": "them"}}'
+    assert speaking.calls(call, model="llama", tools=STRICT) == [("look", {"at": "them"})]
 
 
 def test_each_family_has_its_way(speaking: Speaking) -> None:

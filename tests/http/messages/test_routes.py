@@ -275,6 +275,16 @@ def test_a_call_that_is_no_json_has_what_is_whole_before(speaking: Speaking) -> 
     assert speaking.blocks(says, **TOOLS) == [("tool_use", "look", {"at": "me"})]
 
 
+def test_a_strict_call_obeys_its_schema_where_it_is_chosen(speaking: Speaking) -> None:
+    says = "Let me see.\n" + ME.replace('"me"', '"them"')
+    assert speaking.blocks(says, **TOOLS)[1] == ("tool_use", "look", {"at": "them"})
+    one = {"type": "auto", "disable_parallel_tool_use": True}
+    text, (kind, name, given) = speaking.blocks(says, tools=[{**LOOK, "strict": True}], tool_choice=one)
+    assert text == ("text", "Let me see.")
+    assert (kind, name) == ("tool_use", "look")
+    assert given["at"] in ("me", "you")
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_call_can_be_forced(speaking: Speaking, model: str) -> None:
     choice = {"type": "tool", "name": "look", "disable_parallel_tool_use": True}

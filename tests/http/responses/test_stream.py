@@ -221,6 +221,17 @@ def test_thoughts_texts_and_calls_are_streamed_in_turn(scripted: tuple[Live, Scr
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
 
 
+def test_a_strict_call_obeys_its_schema_where_it_is_chosen(scripted: tuple[Live, ScriptedBackend]) -> None:
+    live, backend = scripted
+    backend.says = '<tool_call>\n{"name": "look", "arguments": {"at": "them"}}\n</tool_call>'
+    schema = {"properties": {"at": {"enum": ["me", "you"]}}, "required": ["at"]}
+    look = {"type": "function", "name": "look", "parameters": schema}
+    for strict, at in ((False, ["them"]), (True, ["me", "you"])):
+        body = {"input": "hi", "temperature": 0, "tools": [look | {"strict": strict}]}
+        call, *_ = live.post("/v1/responses", body | {"parallel_tool_calls": False}).json()["output"]
+        assert json.loads(call["arguments"])["at"] in at
+
+
 def test_a_call_that_is_cut_off_says_so(scripted: tuple[Live, ScriptedBackend]) -> None:
     live, backend = scripted
     backend.says = '<tool_call>\n{"name": "look", "arguments": {"at": "me"}}\n</tool_call>'

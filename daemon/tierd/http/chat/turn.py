@@ -141,7 +141,7 @@ def _tool(given: ToolGiven, where: str) -> Tool:
         )
     where += ".function"
     function = needed(given.function, where)
-    return tool_of(function.name, function.description, function.parameters, where)
+    return tool_of(function.name, function.description, function.parameters, function.strict, where)
 
 
 def choose(choice: str | ToolChoice | None, offered: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], str]:

@@ -43,13 +43,18 @@ class MessageGiven(msgspec.Struct):
 
 
 class ToolGiven(msgspec.Struct):
-    """A tool that may be called. input_schema: the JSON schema of its input."""
+    """A tool that may be called. input_schema: the JSON schema of its input.
+
+    A call that is asked for obeys it, and so does one that the model chooses, if any tool is `strict` and the
+    model begins calls with a mark of their own, as Hermes', Qwen's of 2 and 3, Mistral's and GLM's do.
+    """
 
     name: str | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     input_examples: list[dict[str, Any]] | None = None
+    strict: bool | None = None
 
     allowed_callers: Annotated[Raw, off([], ["direct"])] = SILENT
     defer_loading: Annotated[Raw, off(False)] = SILENT

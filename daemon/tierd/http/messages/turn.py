@@ -87,7 +87,7 @@ def _tool(given: ToolGiven, where: str) -> Tool:
     if given.input_examples:
         check_depth(given.input_examples, f"{where}.input_examples")
         schema["examples"] = given.input_examples
-    return tool_of(name, given.description, schema, where)
+    return tool_of(name, given.description, schema, given.strict, where)
 
 
 def _choice(given: ChoiceGiven | None, offered: Sequence[Tool]) -> str:

@@ -100,7 +100,9 @@ def _tool(given: FunctionOffered, where: str) -> Tool:
         raise InvalidRequestError(
             f"{where}.type: {given.type!r} is not supported; send functions", param=f"{where}.type"
         )
-    return tool_of(needed(given.name, f"{where}.name"), given.description, given.parameters, where)
+    return tool_of(
+        needed(given.name, f"{where}.name"), given.description, given.parameters, given.strict, where
+    )
 
 
 def _choice(choice: str | ChoiceGiven | None, offered: Sequence[Tool]) -> tuple[tuple[Tool, ...], str]:

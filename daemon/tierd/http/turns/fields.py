@@ -51,7 +51,13 @@ def read_tools(
     return tuple(found.values())
 
 
-def tool_of(name: str, description: str | None, parameters: Mapping[str, object] | None, where: str) -> Tool:
+def tool_of(
+    name: str,
+    description: str | None,
+    parameters: Mapping[str, object] | None,
+    strict: bool | None,
+    where: str,
+) -> Tool:
     """Return a tool, checked. where: the path of what says it."""
     if not _NAME.fullmatch(name):
         raise InvalidRequestError(
@@ -63,7 +69,7 @@ def tool_of(name: str, description: str | None, parameters: Mapping[str, object]
             param=f"{where}.name",
         )
     check_depth(parameters, f"{where}.parameters")
-    return Tool(name=name, description=description, parameters=parameters or {})
+    return Tool(name=name, description=description, parameters=parameters or {}, strict=bool(strict))
 
 
 def find_tool(name: str, offered: Iterable[Tool], field: str) -> Tool:

@@ -62,7 +62,7 @@ class Turns:
             Choices([Exchange(self._engine, self._mailboxes, one, request) for one in wanted]),
             [
                 Reply(
-                    _parser(turn, prompt, constrained=grammar is not None),
+                    _parser(turn, prompt, constrained=_constrained(grammar, turn, prompt)),
                     Scoring(entry.tokenizer, first.spelled),
                 )
                 for _ in wanted
@@ -93,6 +93,11 @@ class Turns:
             grammar = await compile_source(self._encoder, entry, source, request)
         if grammar is None:
             return None
+        if _may_call_strictly(turn, prompt):
+            obeyed = grammar
+            grammar = await self._encoder.run_in_thread(
+                lambda: prompt.format.calls_behind(obeyed, entry.tokenizer)
+            )
         return prompt.format.thought_first(
             grammar,
             entry.tokenizer,
@@ -100,6 +105,15 @@ class Turns:
             opening=prompt.opening,
             calls=source is not turn.format,
         )
+
+
+def _may_call_strictly(turn: Turn, prompt: TurnPrompt) -> bool:
+    return prompt.format.may_call_strictly(turn.callable, turn.tool_choice, turn.format)
+
+
+def _constrained(grammar: core.Grammar | None, turn: Turn, prompt: TurnPrompt) -> bool:
+    """Whether all of the answer obeys a grammar."""
+    return grammar is not None and not _may_call_strictly(turn, prompt)
 
 
 def _bounded(
@@ -115,7 +129,7 @@ def _bounded(
         tokens=turn.thought_tokens,
         end=format.marks.end,
         spelled=format.spelled(tools=bool(turn.callable)),
-        parser=lambda: _parser(turn, prompt, constrained=grammar is not None),
+        parser=lambda: _parser(turn, prompt, constrained=_constrained(grammar, turn, prompt)),
     )
 
 
