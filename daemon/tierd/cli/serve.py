@@ -7,33 +7,25 @@ run, ends all.
 
 from __future__ import annotations
 
-import concurrent.futures
 import faulthandler
 import logging
 import os
-import socket
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
-
-import click
 
 from tierd import __version__
 from tierd.backends.host import HostBackend
+from tierd.cli.admin_doors import AdminDoors
 from tierd.cli.drops import note_drop
 from tierd.cli.reload import Reloader
+from tierd.cli.start import Start
 from tierd.cli.supervision import Supervision
-from tierd.cli.token import read_token
-from tierd.engine import CatalogueEntry, Engine
+from tierd.engine import Engine
 from tierd.engine.messages import Message
-from tierd.engine.operation import Operation
-from tierd.errors import SettingsError, TierdError
 from tierd.http import (
     AdminServer,
     Mailboxes,
@@ -43,7 +35,7 @@ from tierd.http import (
     create_admin_app,
     create_app,
 )
-from tierd.http.listeners import listen, listen_at, url
+from tierd.http.listeners import listen, url
 from tierd.http.waiting import WaitingRoom
 from tierd.kv.bank import Bank
 from tierd.kv.gone import Gone
@@ -54,7 +46,7 @@ from tierd.service.activation import take_listener
 from tierd.service.logs import Logs
 from tierd.service.notify import Notifier
 from tierd.service.traces import OpenTelemetryTraces, Traces
-from tierd.settings import AdminSettings, ModelSettings, Settings, TracesSettings, admin_sockets
+from tierd.settings import Settings, TracesSettings
 from tierd.tier.host_site import HostSite
 from tierd.tier.placing import Tier
 
@@ -148,90 +140,3 @@ def run(settings: Settings, read: Callable[[], Settings]) -> None:
 def traces_to(settings: TracesSettings) -> Traces:
     """Return where spans go. Raises SettingsError."""
     return OpenTelemetryTraces(settings.endpoint, __version__) if settings.endpoint else Traces()
-
-
-class AdminDoors:
-    """The listeners of the admin API, each with the token that it asks for, None for none."""
-
-    def __init__(self, settings: AdminSettings, stack: ExitStack) -> None:
-        """Open them; the stack closes them. Raises SettingsError."""
-        self.listeners: list[tuple[socket.socket, str | None]] = []
-        self._places: list[str] = []
-        self._refused = ""
-        if settings.socket != "off":
-            automatic = settings.socket == "auto"
-            path = admin_sockets()[0] if automatic else Path(settings.socket)
-            try:
-                self.listeners.append((stack.enter_context(listen_at(path)), None))
-                self._places.append(str(path))
-            except SettingsError as error:
-                if not automatic:
-                    raise
-                self._refused = str(error)
-        if settings.listen:
-            assert settings.token_file is not None  # load_settings has seen to it
-            token = read_token(settings.token_file)
-            listener = stack.enter_context(listen(settings.listen, "admin.listen"))
-            self.listeners.append((listener, token))
-            self._places.append(url(listener))
-
-    def announce(self) -> None:
-        """Log where the admin API is, and where it could not be."""
-        if self._refused:
-            log.warning("no admin socket; %s", self._refused)
-        if self._places:
-            log.info("the admin API is at %s", " and ".join(self._places))
-
-
-class Start:
-    """Loads the models while the server answers already, and says when all of them are ready."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        models: tuple[ModelSettings, ...],
-        doors: AdminDoors,
-        operations: Operations,
-        on_ready: Callable[[], None],
-    ) -> None:
-        self._engine = engine
-        self._models = models
-        self._doors = doors
-        self._operations = operations
-        self._on_ready = on_ready
-        self._failure: TierdError | None = None
-
-    def begin(self, server: Server, url: str) -> None:
-        """Begin to load; returns at once. The server is stopped when a model cannot be loaded."""
-        # A daemon: what a hung disk keeps must not keep the process from ending.
-        threading.Thread(target=self._load, args=(server, url), name="tierd-start", daemon=True).start()
-
-    def check(self) -> None:
-        """Raise the error that stopped the server, if one did."""
-        if self._failure is not None:
-            raise self._failure
-
-    def _load(self, server: Server, url: str) -> None:
-        try:
-            loading = [self._begin_one(model) for model in self._models]
-            concurrent.futures.wait(loading, return_when=concurrent.futures.FIRST_EXCEPTION)
-            for future in loading:
-                if future.done():
-                    future.result()
-        except TierdError as error:
-            if not server.ending:  # else it was told to stop before the models were there
-                self._failure = error
-                server.stop()
-            return
-        if server.ending:
-            return
-        self._doors.announce()
-        models = ", ".join(model.id for model in self._models)
-        self._on_ready()
-        click.echo(f"tierd {__version__} is ready at {url} and serves {models}")
-
-    def _begin_one(self, model: ModelSettings) -> Future[CatalogueEntry]:
-        operation = Operation("load", model.id)
-        loaded = self._engine.load(model, operation)
-        self._operations.add(operation, loaded)
-        return loaded
