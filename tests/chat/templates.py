@@ -473,3 +473,26 @@ GEMMA_CALLS = """
     {%- if enable_thinking is false %}{{- '<|channel>thought\\n<channel|>' }}{%- endif %}
 {%- endif %}
 """
+
+# The same again, which leaves it to others to tell of tools; text that is not null is an answer.
+DEEPSEEK_UNTOLD = """
+{{- bos_token }}
+{%- for message in messages if message.role == 'system' %}{{- message.content }}{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<｜User｜>' + message.content }}
+    {%- elif message.role == 'tool' %}
+        {{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
+    {%- elif message.role == 'assistant' %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<｜Assistant｜><｜tool▁calls▁begin｜>' if loop.first else '\\n' }}
+            {{- '<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.function.name }}
+            {{- '\\n```json\\n' + call.function.arguments + '\\n```<｜tool▁call▁end｜>' }}
+            {{- '<｜tool▁calls▁end｜>' + eos_token if loop.last else '' }}
+        {%- endfor %}
+        {%- if message.content is not none %}
+            {{- '<｜Assistant｜>' + message.content + eos_token }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{%- endif %}
+"""

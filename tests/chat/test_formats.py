@@ -165,6 +165,7 @@ def test_what_each_family_can_do_is_found(models: dict[str, Model]) -> None:
         "GPT_OSS": HARMONY,
     }
     assert all(format.calls is GENERIC for name, format in formats.items() if name not in calls)
+    assert all(format.lists and not format.nulls for format in formats.values())
     assert [name for name, format in formats.items() if not format.several] == ["LLAMA3", "GPT_OSS"]
     assert [name for name, format in formats.items() if not format.system] == ["GEMMA"]
     assert {name: format.thoughts for name, format in formats.items() if format.thoughts} == {
@@ -277,6 +278,22 @@ def test_a_template_without_tools_is_told_of_them_in_words(models: dict[str, Mod
     assert said == Said("Let me see.")
     assert isinstance(called, Called)
     assert arguments == Arguments(0, '{"place": "Ulm"}')
+
+
+def test_a_template_that_knows_calls_may_leave_it_to_others_to_tell_of_tools() -> None:
+    format = format_of(templates.DEEPSEEK_UNTOLD, tokenizer_of(*DEEPSEEK_MARKS))
+    assert (format.native, format.lists, format.nulls, format.objects) == (True, False, True, False)
+    chat = Chat(messages=[USER, CALLING, RESULT], tools=[WEATHER])
+    prompt = format.render(chat).prompt
+    assert json.dumps(WEATHER.told()["function"]) in prompt
+    example = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n{"PARAMETER": VALUE}\n```'
+    assert example in prompt[: prompt.index("Will it rain")]
+    called = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"place": "Ulm"}\n```'
+    assert f"{called}<｜tool▁call▁end｜><｜tool▁calls▁end｜></s><｜tool▁output▁begin｜>no rain" in prompt
+    assert "You may call" not in format.render(replace(chat, tools=())).prompt
+    pieces = read(format.parser(thinking=None, tools=[WEATHER]), f"So: <｜tool▁calls▁begin｜>{called}")
+    assert [type(piece) for piece in pieces] == [Said, Called, Arguments]
+    format.renderer.close()
 
 
 def test_thinking_is_switched_as_the_template_has_it(models: dict[str, Model]) -> None:

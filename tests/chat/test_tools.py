@@ -260,6 +260,13 @@ def test_arguments_that_are_no_json_are_told_as_they_are() -> None:
         assert native(talk, objects=False, several=True, thoughts="")[0]["tool_calls"] == [call]
 
 
+def test_calls_alone_may_have_null_for_their_text() -> None:
+    talk = [called("a"), called("a") | {"content": ""}]
+    for nulls, silent in ((True, None), (False, "")):
+        told = native(talk, objects=True, several=True, thoughts="", nulls=nulls)
+        assert [message["content"] for message in told] == ["So:", silent]
+
+
 def test_a_thought_gives_way_to_text_where_a_template_takes_one_of_them() -> None:
     thought = called("a") | {"reasoning_content": "hm"}
     silent = thought | {"content": ""}

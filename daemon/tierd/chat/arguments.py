@@ -72,6 +72,7 @@ class TaggedArguments:
         self._text = ""
         self._written = ["{"]
         self._count = 0
+        self._looked = 0  # so much of a value has no end
         self._key = ""
         self._types: Types | None = None
         self._ended = False
@@ -144,11 +145,14 @@ class TaggedArguments:
         return True
 
     def _in_value(self) -> bool:
-        found = self._value_marks.search(self._text)
-        if found is None:
+        mark = self._marks.value_end
+        end = self._text.find(mark, self._looked)
+        if end < 0:
+            self._looked = max(0, len(self._text) - len(mark) + 1)
             return False
-        self._written.append(self._name() + as_json(self._value(found.start()), self._types))
-        self._skip(found.end())
+        self._written.append(self._name() + as_json(self._value(end), self._types))
+        self._skip(end + len(mark))
+        self._looked = 0
         self._state = self._between
         return True
 

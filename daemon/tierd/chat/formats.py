@@ -19,7 +19,7 @@ from tierd.chat.reply import ReplyParser
 from tierd.chat.tagged import TaggedParser
 from tierd.chat.thought_first import ThoughtFirst
 from tierd.chat.tokenizer import Tokenizer
-from tierd.chat.tools import Message, Tool, generic, native
+from tierd.chat.tools import Message, Tool, generic, native, tell
 from tierd.core import Grammar
 from tierd.errors import InvalidRequestError
 
@@ -61,7 +61,8 @@ class ReplyFormat:
 
     marks: around thoughts; None where it knows none. thinks: its template thinks unless told not to.
     calls: how it writes calls. native: its template knows tools. objects: it takes arguments as objects.
-    several: and more than one call in a message. system: it knows system messages.
+    several: and more than one call in a message. nulls: and null for the text of one with calls alone.
+    lists: it says which tools there are. system: it knows system messages.
     thoughts: the key under which it takes what was thought; "" where it does not. beside: it does so beside
     text and calls of the same message.
     specials: the marks that are control tokens, with their ids.
@@ -74,6 +75,8 @@ class ReplyFormat:
     native: bool = False
     objects: bool = True
     several: bool = True
+    nulls: bool = False
+    lists: bool = True
     system: bool = True
     thoughts: str = ""
     beside: bool = True
@@ -97,7 +100,10 @@ class ReplyFormat:
                 several=self.several,
                 thoughts=self.thoughts,
                 beside=self.beside,
+                nulls=self.nulls,
             )
+            if chat.tools and not self.lists:
+                tell(messages, chat.tools, self.calls, parallel=chat.parallel, system=self.system)
             tools = [tool.told() for tool in chat.tools] or None
         else:
             messages = generic(

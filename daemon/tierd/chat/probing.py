@@ -6,6 +6,7 @@ What a template can do is seen by rendering: a text that should be in the prompt
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -67,32 +68,37 @@ class _Probing:
             return plain
         system = "probe-system" in self._render([{"role": "system", "content": "probe-system"}, _USER])
         plain = replace(plain, system=system)
-        if "tools" not in self._renderer.takes or _NAMES[0] not in self._render([_USER], self._tools):
-            return replace(plain, thoughts=self._thoughts({"content": "probe-answer"}))
         for objects in (True, False):
-            written = self._called(objects, 1)
+            # What has least around the call: some write an answer's end where its text is not null.
+            written, text = min(((self._called(objects, 1, text), text) for text in ("", None)), key=_length)
             syntax = next((row for row in SYNTAXES if _has(row, written)), None)
-            if syntax is not None and _RESULT in written and "probe-value" in written:
+            if syntax is not None:
                 calling = {"tool_calls": _calls(objects, 1)}
                 return replace(
                     plain,
                     calls=syntax,
                     native=True,
                     objects=objects,
-                    several=_NAMES[1] in self._called(objects, 2),
-                    thoughts=self._thoughts({"content": "", **calling}),
+                    several=_NAMES[1] in self._called(objects, 2, text),
+                    nulls=text is None,
+                    lists=_NAMES[0] in self._render([_USER], self._tools),
+                    thoughts=self._thoughts({"content": text, **calling}),
                     beside=self._thoughts({"content": "probe-answer", **calling}) != "",
                 )
         return replace(plain, thoughts=self._thoughts({"content": "probe-answer"}))
 
-    def _called(self, objects: bool, count: int) -> str:
-        """Return what the template writes of calls and their results; one tool is told."""
+    def _called(self, objects: bool, count: int, text: str | None) -> str:
+        """Return what the template writes of calls and their results, "" where it leaves any out.
+
+        One tool is told. text: of the message with the calls.
+        """
         results = [
             {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": _RESULT}
             for call in _calls(objects, count)
         ]
-        calling = {"role": "assistant", "content": "", "tool_calls": _calls(objects, count)}
-        return self._render([_USER, calling, *results], self._tools[:1])
+        calling = {"role": "assistant", "content": text, "tool_calls": _calls(objects, count)}
+        written = self._render([_USER, calling, *results], self._tools[:1])
+        return written if _RESULT in written and "probe-value" in written else ""
 
     def _thoughts(self, answer: Message) -> str:
         """Return the key under which the template takes a thought; "" where it takes none."""
@@ -117,6 +123,10 @@ def _calls(objects: bool, count: int) -> list[dict[str, Any]]:
         {"id": f"probe000{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for i, name in enumerate(_NAMES[:count])
     ]
+
+
+def _length(found: tuple[str, str | None]) -> float:
+    return len(found[0]) or math.inf
 
 
 def _has(syntax: CallSyntax, written: str) -> bool:

@@ -1,15 +1,19 @@
 """Tools that a model may call: as its template takes them, or told in the words of the generic way.
 
 The generic way is for templates that know no tools: what there is to call stands in the system message, a
-call is written as `GENERIC` says, and what comes back is a message of the user's.
+call is written as `GENERIC` says, and what comes back is a message of the user's. Between the two are
+templates that know calls and results, and leave it to the system message to say what there is to call.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from tierd.chat.calls import GENERIC, CallSyntax
 
 Message = Mapping[str, object]
 
@@ -64,12 +68,19 @@ class Tool:
 
 
 def native(
-    messages: Sequence[Message], *, objects: bool, several: bool, thoughts: str, beside: bool = True
+    messages: Sequence[Message],
+    *,
+    objects: bool,
+    several: bool,
+    thoughts: str,
+    beside: bool = True,
+    nulls: bool = False,
 ) -> list[dict[str, object]]:
     """Return messages as a template takes them that knows tools.
 
     objects: arguments are to be objects, not JSON text. several: a message may have more than one call.
     thoughts: the key for what an assistant has thought. beside: it may be there beside text and calls.
+    nulls: a message of calls alone has null for its text.
     A tool's message gets the name of the tool whose call it answers.
     """
     names: dict[object, object] = {}
@@ -80,6 +91,7 @@ def native(
         if calls:
             names |= {call["id"]: call["function"]["name"] for call in calls}
             mine["tool_calls"] = [_with_objects(call) if objects else call for call in calls]
+            mine["content"] = message["content"] or (None if nulls else "")
         if message["role"] == "tool" and "name" not in mine and message.get("tool_call_id") in names:
             mine["name"] = names[message["tool_call_id"]]
         given.append(mine)
@@ -109,17 +121,20 @@ def _arranged(messages: Sequence[Message], *, several: bool) -> Iterator[Message
     while place < len(messages):
         message, begin = messages[place], place + 1
         place = next((i for i in range(begin, len(messages)) if messages[i]["role"] != "tool"), len(messages))
-        calls, results = _calls(message), list(messages[begin:place])
+        calls = _calls(message)
+        left = dict(enumerate(messages[begin:place]))
+        answers: defaultdict[object, deque[int]] = defaultdict(deque)
+        for index, result in left.items():
+            answers[result.get("tool_call_id")].append(index)
         if several or len(calls) < 2:
             yield message
         for index, call in enumerate(calls):
             if not several and len(calls) > 1:
                 rest = {"role": message["role"], "content": ""}
                 yield {**(rest if index else message), "tool_calls": [call]}
-            answer = next((i for i, it in enumerate(results) if it.get("tool_call_id") == call["id"]), None)
-            if answer is not None:
-                yield results.pop(answer)
-        yield from results
+            if answers[call["id"]]:
+                yield left.pop(answers[call["id"]].popleft())
+        yield from left.values()
 
 
 def _with_objects(call: Mapping[str, Any]) -> dict[str, object]:
@@ -154,14 +169,33 @@ def is_shallow(value: object) -> bool:
 _TOLD = """You may call functions. These are there, each as JSON with the schema of its parameters:
 {tools}
 To call one, write its name and its arguments as JSON, in this way and with nothing behind it:
-<tool_call>
-{{"name": "NAME", "arguments": {{"PARAMETER": VALUE}}}}
-</tool_call>
-{several} The result comes to you between <tool_response> and </tool_response>. Call a function only where \
-it is of use; otherwise answer in plain words."""
+{example}
+{several} {results}Call a function only where it is of use; otherwise answer in plain words."""
 _SEVERAL = "For several calls write several such blocks."
 _ONE = "Write one call at a time."
+_RESULTS = "The result comes to you between <tool_response> and </tool_response>. "
 _RESULT = "<tool_response>\n{}\n</tool_response>"
+
+
+def tell(
+    messages: list[dict[str, object]],
+    tools: Sequence[Tool],
+    syntax: CallSyntax,
+    *,
+    parallel: bool,
+    system: bool,
+    results: str = "",
+) -> None:
+    """Have a conversation begin with what tools there are, and how to call them.
+
+    system: the template knows system messages; else that stands before the first message of the user.
+    results: a sentence on where they come.
+    """
+    listed = "\n".join(json.dumps(tool.told()["function"], ensure_ascii=False) for tool in tools)
+    example = f'{syntax.first}{syntax.before}{{"PARAMETER": VALUE}}{syntax.after}{syntax.last}'
+    several = _SEVERAL if parallel else _ONE
+    told = _TOLD.format(tools=listed, example=example, several=several, results=results)
+    _add_system(messages, told, system=system)
 
 
 def generic(
@@ -169,14 +203,12 @@ def generic(
 ) -> list[dict[str, object]]:
     """Return messages for a template that knows no tools: what concerns them is written into the texts.
 
-    system: the template knows system messages; else the tools stand before the first message of the user.
-    thoughts: as of `native`. Results, and what the user says behind them, are one message, for there are
-    templates that want roles to alternate.
+    system: as of `tell`. thoughts: as of `native`. Results, and what the user says behind them, are one
+    message, for there are templates that want roles to alternate.
     """
     given = [_thought(message, thoughts) for message in _arranged(messages, several=True)]
     if tools:
-        listed = "\n".join(json.dumps(tool.told()["function"], ensure_ascii=False) for tool in tools)
-        _add_system(given, _TOLD.format(tools=listed, several=_SEVERAL if parallel else _ONE), system=system)
+        tell(given, tools, GENERIC, parallel=parallel, system=system, results=_RESULTS)
     plain: list[dict[str, object]] = []
     results: list[str] = []
 
