@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +16,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from live import Live, serve
 from tierd.errors import SettingsError
-from tierd.service import traces
 from tierd.service.traces import OpenTelemetryTraces
 from tierd.settings import LimitsSettings, ModelSettings
 
@@ -177,6 +177,6 @@ def test_a_trace_that_is_not_recorded_is_handed_on_alone(tiny_model: ModelSettin
 
 
 def test_without_opentelemetry_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(SettingsError, match=r"pip install 'tierd\[traces\]'"):
         OpenTelemetryTraces("http://127.0.0.1:1/v1/traces", "1")

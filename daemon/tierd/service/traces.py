@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from tierd.errors import SettingsError
@@ -69,15 +68,15 @@ class OpenTelemetryTraces(Traces):
 
     def __init__(self, endpoint: str, version: str) -> None:
         """`endpoint`: the collector's URL. Raises SettingsError where OpenTelemetry is not installed."""
-        if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        except ImportError as error:
             raise SettingsError(
                 "traces.endpoint needs OpenTelemetry; run: pip install 'tierd[traces]', or leave it empty"
-            )
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
+            ) from error
         self._resource = Resource.create({"service.name": "tierd", "service.version": version})
         self._scope = InstrumentationScope("tierd", version)
         self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
