@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat.test_stops import BYTES
+from tierd.chat.calls import GENERIC
 from tierd.chat.reasoning import ThoughtMarks
 from tierd.chat.tagged import TaggedParser
 from tierd.chat.thought_budget import ThoughtBudget
@@ -20,7 +21,7 @@ LETTERS = {letter: BYTES.encode(letter, add_special=False, parse_special=False)[
 def parser(stage: str = "opening") -> TaggedParser:
     return TaggedParser(
         marks=MARKS,
-        calls=None,
+        calls=GENERIC,
         tools=(),
         parallel=False,
         guarded=False,
