@@ -26,7 +26,7 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
-PAUSE_S, DAWDLE_S = 1.0, 3.0
+PAUSE_S, DAWDLE_S, PATIENCE_S = 1.0, 3.0, 300.0
 
 
 @dataclass
@@ -65,13 +65,13 @@ class Town:
             self._over.set()
             raise
 
-    def _note(self, what: str, status: int) -> None:
-        assert status in EXPECTED, (what, status)
-        self.did[f"{what} {status}"] += 1
+    def _note(self, what: str, answer: httpx.Response) -> None:
+        assert answer.status_code in EXPECTED, (what, answer.status_code, answer.text)
+        self.did[f"{what} {answer.status_code}"] += 1
 
     def _talk(self, random: Random) -> None:
         """A conversation of some turns, in one of the APIs."""
-        with self.daemon.client() as client:
+        with self.daemon.client(PATIENCE_S) as client:
             turns = [
                 random.choice(_ASKS)(random, random.choice(self.models)) for _ in range(random.randint(1, 4))
             ]
@@ -79,18 +79,19 @@ class Town:
                 if body.get("stream"):
                     self._stream(client, path, body)
                 else:
-                    self._note(path, client.post(path, json=body).status_code)
+                    self._note(path, client.post(path, json=body))
                 if self._over.is_set():
                     return
 
     def _stream(self, client: httpx.Client, path: str, body: Mapping[str, Any]) -> None:
         with client.stream("POST", path, json=body) as response:
-            lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+            response.read()
+        lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
         if response.status_code == 200:
             last = lines[-1].removeprefix("data: ")
             ended = last == "[DONE]" or json.loads(last)["type"] in _LAST
             assert ended, lines[-3:]
-        self._note(path + " streamed", response.status_code)
+        self._note(f"{path} streamed", response)
 
     def _dawdle(self, random: Random) -> None:
         """Ask for a stream and read it slowly, or not at all."""
@@ -122,10 +123,10 @@ class Town:
     def _err(self, random: Random) -> None:
         """Ask for what cannot be."""
         path, content = random.choice(_WRONG)
-        with self.daemon.client() as client:
+        with self.daemon.client(PATIENCE_S) as client:
             response = client.post(path, content=content)
         assert response.status_code >= 400
-        self._note(f"wrong {path}", response.status_code)
+        self._note(f"wrong {path}", response)
 
     def _administer(self, random: Random) -> None:
         """Switch, flush, unload and load."""
@@ -136,27 +137,25 @@ class Town:
             ("/models/unload", {"model": model, "limit_s": 0.5}),
         ])  # fmt: skip
         with self.admin() as client:
-            self._note(path, client.post(f"{path}?wait=true", json=body).status_code)
+            self._note(path, client.post(f"{path}?wait=true", json=body))
             if path == "/models/unload":
-                self._note(
-                    "/models/load", client.post("/models/load?wait=true", json={"id": model}).status_code
-                )
+                self._note("/models/load", client.post("/models/load?wait=true", json={"id": model}))
         self._over.wait(random.uniform(0.5, 2.0))
 
     def _watch(self, random: Random) -> None:
         """Scrape, and look at the page."""
-        with self.daemon.client() as client:
+        with self.daemon.client(PATIENCE_S) as client:
             for path in ("/metrics", "/health", "/page/state.json", "/v1/models"):
-                self._note(path, client.get(path).status_code)
+                self._note(path, client.get(path))
         with self.admin() as client:
             for path in ("/status", "/slots", "/tier", "/regions", "/sessions", "/passes", "/operations"):
-                self._note(path, client.get(path).status_code)
+                self._note(path, client.get(path))
         self._over.wait(0.7)
 
     def admin(self) -> httpx.Client:
         """Return a client of the admin API."""
         transport = httpx.HTTPTransport(uds=str(self.daemon.socket))
-        return httpx.Client(transport=transport, base_url="http://admin", timeout=60)
+        return httpx.Client(transport=transport, base_url="http://admin", timeout=PATIENCE_S)
 
 
 # A path, and what is posted there.
