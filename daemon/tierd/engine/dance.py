@@ -311,13 +311,12 @@ class Dance:
                 continue
             if outgoing is None:
                 return False
-            self._wanted.popleft()
             slot = self._slots[wanted.model]
             if slot.there:
                 self._kept[slot] = now + self._rules.hold_s
-                self._answers.give(wanted.activated, {})
+                self._answers.give(self._wanted.popleft().activated, {})
                 continue
-            self._wanting = wanted
+            self._wanting = self._wanted.popleft()
             self._begin(slot, outgoing, "admin", operation=wanted.operation)
             return True
         return False
