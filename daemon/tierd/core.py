@@ -190,6 +190,7 @@ class Request:
     `spelled`: control tokens whose spelling belongs to the text.
     `priority`: lower ones are served sooner; see `engine.queue`.
     `key`: the name of the API key that it came with; "" where none is asked for.
+    `operation`: what it is of, by OpenTelemetry's names for what is asked of models.
     `traceparent`: which trace it is part of, and under which span, by W3C Trace Context; "": of none.
     `owner`: whose it is: requests go on with K/V of their owner's alone.
     `embedding`: wanted in place of any text; max_tokens is 0 then, with which it ends once its prompt is fed.
@@ -209,6 +210,7 @@ class Request:
     priority: int = 0
     key: str = ""
     owner: str = ""
+    operation: str = "text_completion"
     traceparent: str = ""
     embedding: Embedding | None = None
 

@@ -145,6 +145,8 @@ def test_without_a_header_it_gets_a_trace_of_its_own_but_for_who_watches(tiny_mo
     with traced(tiny_model) as (live, collector):
         answer = live.http.post("/v1/embeddings", json={"input": "a"})
         assert answer.status_code == 200
+        asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+        assert live.http.post("/v1/chat/completions", json=asked).status_code == 200
         assert live.get("/metrics").status_code == 200
         assert "traceparent" not in live.get("/health").headers
     _, trace, span, flags = answer.headers["traceparent"].split("-")
@@ -152,6 +154,9 @@ def test_without_a_header_it_gets_a_trace_of_its_own_but_for_who_watches(tiny_mo
     assert (served.trace_id.hex(), served.span_id.hex(), flags) == (trace, span, "01")
     assert served.parent_span_id == b""
     assert collector.named("embeddings tiny").trace_id == served.trace_id
+    chat = collector.named("POST /v1/chat/completions")
+    assert collector.named("chat tiny").parent_span_id == chat.span_id
+    assert chat.trace_id != served.trace_id
     assert not [span for span in collector.spans if span.name.startswith("GET")]
 
 

@@ -28,16 +28,15 @@ def spans_of(
     if above is None:
         return []
     trace, parent = above
-    operation = "text_completion" if request.embedding is None else "embeddings"
     whole = Span(
-        name=f"{operation} {request.model}",
+        name=f"{request.operation} {request.model}",
         trace=trace,
         parent=parent,
         start=timeline.submitted,
         end=now,
         error="" if error is None else type(error).__name__,
         attributes={
-            "gen_ai.operation.name": operation,
+            "gen_ai.operation.name": request.operation,
             "gen_ai.provider.name": "tierd",
             "gen_ai.request.model": request.model,
             "gen_ai.response.model": request.model,

@@ -134,10 +134,10 @@ class Server(uvicorn.Server):
             self._drain_task = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        log.info("ending; what runs may take %g s to finish; a second signal ends at once", self.drain_s)
         if self.kept_open:
             for server in self.servers:
                 server.close()
+        log.info("ending; what runs may take %g s to finish; a second signal ends at once", self.drain_s)
         try:
             await asyncio.wait_for(asyncio.wrap_future(self.engine.drain(ending=True)), self.drain_s)
         except TimeoutError:

@@ -68,6 +68,7 @@ class EmbeddingRoutes:
             core.Request(
                 id=f"embd-{request.state.request_id}{f'/{index}' if index else ''}",
                 model=entry.id,
+                operation="embeddings",
                 prompt=tuple(ids),
                 max_tokens=0,
                 sampling=SamplingParams(),

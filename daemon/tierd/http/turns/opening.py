@@ -43,6 +43,7 @@ class Turns:
         first = core.Request(
             id=id,
             model=entry.id,
+            operation="chat",
             prompt=tuple(prompt.ids),
             max_tokens=translate.budget(
                 entry, len(prompt.ids), (turn.max_tokens, turn.tokens_field), turn.messages_field
