@@ -1,9 +1,9 @@
 """The page pool: which K/V pages are free, used, cached or promised. It knows ids only, no memory.
 
-A request reserves at admission all the pages it may ever need, then takes them one by one as it
-grows, so that it can never run dry on the way. A page is used while a stream refers to it. When the
-last one lets go of a page that is kept, its rows stay: the page is cached until it is used again or
-discarded. Cached pages can be had as well as free ones, so both back the promises.
+Pages are promised before they are taken, one by one as a stream grows, so that a promised one is always
+there. A page is used while a stream refers to it. When the last one lets go of a page that is kept, its rows
+stay: the page is cached until it is used again or discarded. Cached pages can be had as well as free ones,
+so both back the promises.
 """
 
 from __future__ import annotations
