@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drive import begin, carry, complete, greedy, rows, run
+from engine.device_slot import device_slot
+from engine.drive import begin, carry, complete, ended, greedy, rows, run, serve
 from engine.harness import Gate, model, running
 from engine.null_slot import null_slot, request
 from tierd.chat.stops import text_stream
@@ -142,6 +144,40 @@ def test_who_matters_less_gives_way_to_who_waits(streams: int) -> None:
     run(slot)
     assert not slot.returning
     assert slot.preemptions["dropped"] > 0
+
+
+@pytest.mark.parametrize("bank", [0, 1 << 20], ids=["dropped", "banked"])
+@pytest.mark.parametrize("regions", [1, 2])
+def test_who_matters_less_gives_way_on_a_device(regions: int, bank: int) -> None:
+    slot = device_slot(model("null", streams=1), regions=regions, bank=bank)
+    come(slot, asked("low", 1, tokens=30), 1.0)
+    events = serve(slot)
+    while not slot.running or slot.running[0].generated < 9:
+        next(events)
+    (low,) = slot.running
+    come(slot, asked("same", 1, b"c" * 8, tokens=3), 2.0)
+    come(slot, asked("high", 0, b"d" * 16, tokens=5), 3.0)
+    ends = [sequence.request.id for sequence in ended(events)]
+    assert ends == ["high", "low", "same"]
+    assert slot.preemptions == {"banked" if bank else "dropped": 1}
+    assert low.tokens == greedy(b"ab", 30)
+    assert slot.home.room.used == 0
+    assert slot.home.bank is not None
+    assert not any(entry.live or entry.pins for entry in slot.home.bank.entries)
+
+
+def test_nobody_on_a_device_gives_way_to_who_is_for_the_cpu() -> None:
+    slot = device_slot(model("null", streams=2), regions=1, context=128)
+    come(slot, asked("low", 1, tokens=9), 1.0)
+    come(slot, asked("high", 0, b"d" * 16, tokens=5), 2.0)
+    slot.waiting.rotate()  # as where "low" came before
+    events = serve(slot)
+    next(events)
+    assert names(slot.running) == ["low"]
+    slot.settings = replace(slot.settings, streams=1)
+    slot.waiting[0].tokens += b"d" * 64  # more than a region has
+    assert names(ended(events)) == ["low"]
+    assert not slot.preemptions
 
 
 def test_nobody_gives_way_where_that_would_not_do() -> None:

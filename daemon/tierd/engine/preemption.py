@@ -4,7 +4,7 @@ So it does for who waits with a lower priority. Its rows go to the bank, where t
 its tokens and is fed them again, as far as the prefix cache has them no more. Then it waits among those that
 come back, in its place. The first stream never makes room for those behind it, and alone each has what it
 needs: so somebody always goes on, and in the end everybody. On a device each stream has a region of its own,
-as large as it may ever be: there nobody has to.
+as large as it may ever be: there it makes room for a lower priority alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from tierd.engine.flights import flights
 from tierd.kv.paged import PagedHome
 from tierd.kv.saved import evacuate
 from tierd.slot import Slot, exile
+from tierd.tier.device_home import DeviceHome
 
 
 def provide(slot: Slot) -> set[Sequence]:
@@ -52,7 +53,7 @@ def give_way(slot: Slot) -> bool:
     of them went. Called when all who fit are admitted.
     """
     first = slot.first
-    if first is None or slot.preempting is not None or not isinstance(slot.home, PagedHome):
+    if first is None or slot.preempting is not None:
         return False
     lower = [
         sequence
@@ -60,11 +61,19 @@ def give_way(slot: Slot) -> bool:
         if sequence.rank > first.rank and sequence.request.priority > first.request.priority
     ]
     last = next((last for last in reversed(lower) if not last.moves), None)
-    if last is None or not slot.home.could_admit(first, lower):
+    if last is None or not _would_do(slot, first, lower):
         return False
     slot.preempting = last
     _go_on(slot)
     return True
+
+
+def _would_do(slot: Slot, first: Sequence, lower: list[Sequence]) -> bool:
+    """Whether who is next would find a place if these went. On a device: who lacks no more than a place."""
+    if isinstance(slot.home, PagedHome):
+        return slot.home.could_admit(first, lower)
+    full = slot.occupied - len(slot.returning) >= slot.settings.streams
+    return full and len(first.tokens) <= slot.longest
 
 
 def _go_on(slot: Slot) -> None:
@@ -77,17 +86,21 @@ def _go_on(slot: Slot) -> None:
 
 
 def _bring_out(slot: Slot, sequence: Sequence) -> None:
+    home = slot.home
+    in_region = isinstance(home, DeviceHome)
+
     def out(moved: bool) -> None:
         if slot.preempting is sequence:
             slot.preempting = None
-        if sequence not in slot.running:
+        if sequence not in slot.running or (in_region and slot.lost):
             return
         slot.preemptions["banked" if moved or not sequence.fed else "dropped"] += 1
-        slot.home.let_go(sequence, written=False)
+        home.let_go(sequence, written=False)
         exile(slot, sequence, sequence.passes, slot.returning)
         sequence.preemptions += 1
 
-    if slot.home.bank is None:
+    if home.bank is None:
         out(False)
     else:
-        evacuate(slot.home, slot.home.bank, sequence, out, keep=False)
+        # Others find rows in pages, as long as these are there; a region's would go to the bank once more.
+        evacuate(home, home.bank, sequence, out, keep=in_region and home.keeps)
