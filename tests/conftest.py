@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import lzma
 import os
 import subprocess
@@ -26,6 +27,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep what tests find where TIERD_TEST_RESULTS names a folder, as `make test-long` does."""
     if "TIERD_TEST_RESULTS" in os.environ:
         config.pluginmanager.register(Findings(Path(os.environ["TIERD_TEST_RESULTS"])))
+
+
+def pytest_collection() -> None:
+    """Nothing of what is imported to find tests is garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector leave out what is there before the first test, of which nothing goes meanwhile."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
