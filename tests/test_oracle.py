@@ -28,6 +28,7 @@ from tierd.models.formats import KV_CODECS
 
 MAX_ROWS = 256
 PAGES = 48  # 3,072 positions
+STEPPED = 3  # of the greedy rows, so many are fed step by step as well
 
 # Mean KL at most, over the short and the long text.
 BOUNDS = {
@@ -150,6 +151,34 @@ def _mean_kl(executor: HostExecutor, text: dict[str, Any]) -> float:
     return oracle.mean_kl(top20, _feed(executor, text["tokens"], oracle.positions(top20)))
 
 
+@pytest.fixture(scope="module")
+def kept() -> dict[tuple[str, str, int], list[np.ndarray]]:
+    """Logits of greedy rows, by model, codec and row: what two tests look at is computed once."""
+    return {}
+
+
+@pytest.fixture
+def prefilled(
+    name: str,
+    codec: str,
+    models: dict[str, Model],
+    executor: HostExecutor,
+    kept: dict[tuple[str, str, int], list[np.ndarray]],
+) -> Callable[[int], list[np.ndarray]]:
+    """Return the logits of a greedy row, teacher-forced as one prefill."""
+
+    def feed(number: int) -> list[np.ndarray]:
+        key = (name, codec, number)
+        if key in kept:
+            return kept[key]
+        logits = _feed(executor, *oracle.greedy_feed(models[name].expected["greedy"][number]))
+        if number < STEPPED:
+            kept[key] = logits
+        return logits
+
+    return feed
+
+
 @pytest.mark.parametrize(("name", "codec"), list(BOUNDS))
 def test_divergence(
     name: str, codec: str, models: dict[str, Model], executor: HostExecutor, note: Note
@@ -168,24 +197,26 @@ def test_divergence_over_a_long_text(
 
 @pytest.mark.parametrize("codec", GREEDY_CODECS)
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_ids(name: str, models: dict[str, Model], executor: HostExecutor, note: Note) -> None:
-    """Teacher-forced, each row as one prefill."""
+def test_greedy_ids(
+    name: str, models: dict[str, Model], prefilled: Callable[[int], list[np.ndarray]], note: Note
+) -> None:
     rows = models[name].expected["greedy"]
-    picks = [
-        oracle.greedy_picks(_feed(executor, *oracle.greedy_feed(row)), models[name].end_ids) for row in rows
-    ]
+    picks = [oracle.greedy_picks(prefilled(number), models[name].end_ids) for number in range(len(rows))]
     hold_greedy(rows, picks, note)
 
 
 @pytest.mark.parametrize("codec", GREEDY_CODECS)
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_ids_step_by_step(
-    name: str, models: dict[str, Model], executor: HostExecutor, note: Note
+    name: str,
+    models: dict[str, Model],
+    executor: HostExecutor,
+    prefilled: Callable[[int], list[np.ndarray]],
+    note: Note,
 ) -> None:
     """Three rows as three streams, one token a step, and the same bits as one prefill each."""
-    rows = models[name].expected["greedy"][:3]
+    rows = models[name].expected["greedy"][:STEPPED]
     feeds = [oracle.greedy_feed(row) for row in rows]
-    prefilled = [_feed(executor, *feed) for feed in feeds]
     stepped: list[list[np.ndarray]] = [[] for _ in rows]
     for position in range(max(len(tokens) for tokens, _ in feeds)):
         live = [number for number, (tokens, _) in enumerate(feeds) if position < len(tokens)]
@@ -197,7 +228,7 @@ def test_greedy_ids_step_by_step(
         for number, logits in zip(wanted, executor.run(Batch(chunks)), strict=True):
             stepped[number].append(logits.copy())
     for number in range(len(rows)):
-        np.testing.assert_array_equal(stepped[number], prefilled[number])
+        np.testing.assert_array_equal(stepped[number], prefilled(number))
     picks = [oracle.greedy_picks(logits, models[name].end_ids) for logits in stepped]
     hold_greedy(rows, picks, note)
 
