@@ -178,7 +178,7 @@ class FunctionGiven(msgspec.Struct):
     """A function that may be called. parameters: the JSON schema of its arguments.
 
     A call that is asked for obeys it, and so does one that the model chooses, if any tool is `strict` and the
-    model begins calls with a mark of their own, as Hermes', Qwen's of 2 and 3, Mistral's and GLM's do; else
+    model begins calls with a mark of their own, as Hermes', Mistral's, GLM's and Gemma's do; else
     that is as the model wrote it.
     """
 

@@ -46,7 +46,7 @@ class ToolGiven(msgspec.Struct):
     """A tool that may be called. input_schema: the JSON schema of its input.
 
     A call that is asked for obeys it, and so does one that the model chooses, if any tool is `strict` and the
-    model begins calls with a mark of their own, as Hermes', Qwen's of 2 and 3, Mistral's and GLM's do.
+    model begins calls with a mark of their own, as Hermes', Mistral's, GLM's and Gemma's do.
     """
 
     name: str | None = None
