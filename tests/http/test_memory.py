@@ -53,7 +53,7 @@ def ask_until_served(server: Daemon, client: httpx.Client, seed: int) -> Counter
     """Come back for as long as there is no place; return how it went, each try."""
     outcomes = Counter([ask(server, client, seed)])
     while outcomes.total() == outcomes["429"]:
-        time.sleep(0.01)
+        time.sleep(0.05)
         outcomes[ask(server, client, seed)] += 1
     return outcomes
 
