@@ -32,6 +32,10 @@ class Terminal:
         self._descriptor = descriptor
         self._shown = ""
 
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor >= 0
+
     def type(self, keys: str) -> None:
         """Press keys. Wait for the prompt first: what comes earlier is not the line editor's."""
         os.write(self._descriptor, keys.encode())
@@ -56,6 +60,11 @@ class Terminal:
         before, _, self._shown = self._shown.partition(wanted)
         return before + wanted
 
+    def close(self) -> None:
+        """Close the window: the terminal is gone."""
+        os.close(self._descriptor)
+        self._descriptor = -1
+
     def code(self) -> int:
         return self.process.wait(PATIENCE_S)
 
@@ -73,8 +82,10 @@ def terminal(*arguments: str, environment: Mapping[str, str]) -> Iterator[Termin
         env={**os.environ, "TERM": "dumb", **environment},
     ) as process:
         os.close(theirs)
+        shown = Terminal(process, mine)
         try:
-            yield Terminal(process, mine)
+            yield shown
         finally:
             process.kill()
-            os.close(mine)
+            if shown.is_open:
+                shown.close()

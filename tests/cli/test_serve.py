@@ -17,6 +17,7 @@ import httpx
 import openai
 import pytest
 
+from cli.terminal import terminal
 from live import LONG_WAIT_S, wait_until
 from no_gpu import NO_DRIVER, NO_GPU
 from tierd.cli import main, serve
@@ -73,6 +74,17 @@ def test_a_signal_ends_it_in_good_order(tmp_path: Path, name: signal.Signals) ->
     with serving("--model", str(model)) as (process, _):
         process.send_signal(name)
         assert process.wait(timeout=20) == 0
+
+
+def test_it_ends_with_the_terminal_that_it_was_started_at(tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "tiny.gguf")
+    arguments = ("serve", "--model", str(model), "--listen", "127.0.0.1:0")
+    with terminal(*arguments, environment=NO_GPU | {"XDG_RUNTIME_DIR": str(tmp_path)}) as window:
+        window.until("is ready at http://")
+        window.process.send_signal(signal.SIGHUP)  # by hand: the terminal is still there
+        window.until("read the settings again; changed: nothing")
+        window.close()
+        assert window.code() == 0
 
 
 def test_settings_file_and_flags_are_served_together(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def _serve(config: Path | None, models: Sequence[Path], listen: str | None, log_
       tierd serve --config /etc/tierd.toml --log-level warning
 
     A first SIGTERM lets streams finish, a second one ends at once. At SIGHUP the settings are read again:
-    those change that may while tierd serves, and the log names the rest.
+    those change that may while tierd serves, and the log names the rest. With its terminal it ends.
     """
     read = partial(_settings, config, models, listen=listen, log_level=log_level)
     settings = read()

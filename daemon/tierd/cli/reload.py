@@ -1,8 +1,12 @@
-"""The settings, read again at SIGHUP while tierd serves: live ones are taken over, the others named."""
+"""The settings, read again at SIGHUP while tierd serves: live ones are taken over, the others named.
+
+The same signal says that the terminal is gone where tierd was started at one; then it ends as at SIGTERM.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +40,7 @@ class Reloader:
         self._supervision = supervision
         self._roster = roster
         self._asked: SimpleQueue[None] = SimpleQueue()
+        self._had_terminal = _has_terminal()
 
     @contextmanager
     def on_hangup(self) -> Iterator[None]:
@@ -69,9 +74,21 @@ class Reloader:
         self._supervision.reloaded(waiting)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked.put(None)
+        if self._had_terminal and not _has_terminal():
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            self._asked.put(None)
 
     def _run(self) -> None:
         while True:
             self._asked.get()
             self.reload()
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal; it loses it when that is closed (tty(4))."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
