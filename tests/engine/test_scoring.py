@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import partial
 
@@ -143,3 +144,25 @@ def test_a_grammar_does_not_look_at_the_prompt(place: Slots) -> None:
     (sequence,) = enqueue(slot, asked)
     assert scores(serve(slot))["s"] == expected(PROMPT)
     assert all(token in mask for token in sequence.tokens[len(PROMPT) :])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_step_wants_no_more_logits_than_there_is_room_for(seed: int) -> None:
+    """One row of each stream, and those that are spare, whatever ends in the step."""
+    dice = random.Random(seed)
+    slot = null_slot(model("null", streams=6), chunk_rows=32)
+    slot.executor.logit_rows = room = 6 + dice.randrange(4)
+    enqueue(
+        slot,
+        *(
+            scoring(f"s{n}", PROMPT[: dice.randint(2, 9)], dice.randint(0, 3))
+            if dice.random() < 0.7
+            else request(f"t{n}", PROMPT[: dice.randint(2, 9)], dice.randint(1, 6))
+            for n in range(12)
+        ),
+    )
+    most = 0
+    while (step := begin(slot)) is not None:
+        most = max(most, step.batch.logit_rows)
+        complete(slot)
+    assert 1 < most <= room

@@ -136,7 +136,7 @@ def choose_rows(
             fits = left if whole else min(left, most_rows(sequence, there, spare))
             if count := allowance.take(there, fits):
                 rows.append((sequence, count))
-                spare -= max(0, len(wanted_targets(sequence, there, there + count)) - 1)
+                spare -= max(0, _logits(sequence, there, there + count) - 1)
     return rows
 
 
@@ -328,7 +328,7 @@ def _chunk(slot: Slot, sequence: Sequence, flight: Flight, count: int) -> Chunk:
     end = start + count
     slot.home.cover(sequence, end)
     targets = wanted_targets(sequence, start, end)
-    draws = end >= len(sequence.tokens) and sequence.request.max_tokens > 0
+    draws = _generates(sequence, end)
     last = min(end, len(sequence.request.prompt) - 1) - start  # rows up to here may be scored
     return Chunk(
         tokens=(-1 - flight.latest,) if flight.latest is not None else tuple(sequence.tokens[start:end]),
@@ -338,6 +338,16 @@ def _chunk(slot: Slot, sequence: Sequence, flight: Flight, count: int) -> Chunk:
         hidden_rows=wanted_states(sequence, start, end),
         targets=targets,
     )
+
+
+def _generates(sequence: Sequence, end: int) -> bool:
+    """Whether a token comes of the last row of a chunk that ends before a position."""
+    return end >= len(sequence.tokens) and sequence.request.max_tokens > 0
+
+
+def _logits(sequence: Sequence, start: int, end: int) -> int:
+    """Return how many rows of a chunk have their logits wanted."""
+    return len(wanted_targets(sequence, start, end)) + _generates(sequence, end)
 
 
 def _draws(sequence: Sequence, chunk: Chunk, vocabulary: int) -> list[Draw]:
