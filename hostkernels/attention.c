@@ -9,73 +9,104 @@
 int64_t hk_attention_scratch(int heads, int head_size)
 {
     const int64_t stride = hk_round_up(head_size, HK_LANES), queries = (int64_t)HK_QUERY_TILE * heads;
-    return HK_PAGE * (int64_t)head_size /* keys */
-           + HK_PAGE * stride           /* values */
-           + 2 * queries * stride       /* rotated queries, outputs */
-           + 2 * queries;               /* running softmax */
+    return 2 * HK_PAGE * stride                    /* keys, values */
+           + 2 * HK_PAGE                           /* their scales */
+           + (HK_LANES + HK_VALUE_ROWS) * stride   /* keys and values on their way */
+           + 2 * queries * stride                  /* queries, outputs */
+           + 5 * queries;                          /* scales, running softmax, positions seen */
 }
 
-static void read_tile(const hk_attention_job *job, const uint8_t *page, int from, int to, float *keys,
-                      float *values, int64_t stride)
+static hk_tile_rows lay_out_tile(const hk_attention_job *job, float *scratch)
 {
-    const hk_kernels *kernels = hk_kernels_get();
-    /* Values come from memory while keys are read. */
-    hk_prefetch(page + job->v_offset + from * job->row_bytes, (int)((to - from) * job->row_bytes));
-    for (int s = from / HK_LANES; s * HK_LANES < to; s++)
-        kernels->read_keys(job->codec, page + job->k_offset + s * HK_LANES * job->row_bytes, job->head_size,
-                           keys + s * HK_LANES * job->head_size);
-    for (int p = from; p < to; p++)
-        kernels->read_values(job->codec, page + job->v_offset + p * job->row_bytes, job->head_size,
-                             values + p * stride);
+    hk_tile_rows tile = {.stride = hk_round_up(job->head_size, HK_LANES), .head_size = job->head_size};
+    float *keys = scratch, *values = keys + HK_PAGE * tile.stride;
+    tile.keys = keys;
+    tile.values = values;
+    tile.scale = values + HK_PAGE * tile.stride;
+    tile.strip = tile.scale + 2 * HK_PAGE;
+    tile.rows = tile.strip + HK_LANES * tile.stride;
+    if (tile.stride > job->head_size)
+        memset(scratch, 0, (size_t)(tile.rows + HK_VALUE_ROWS * tile.stride - scratch) * sizeof *scratch);
+    return tile;
+}
+
+/* The job's queries in the codec's basis, which have seen nothing yet. */
+static hk_queries lay_out_queries(const hk_attention_job *job, const hk_tile_rows *tile)
+{
+    hk_queries queries = {.count = job->rows * job->heads, .stride = tile->stride};
+    const int64_t floats = queries.count * queries.stride;
+    float *q = tile->rows + HK_VALUE_ROWS * tile->stride;
+    queries.q = q;
+    queries.out = q + floats;
+    queries.scale = queries.out + floats;
+    queries.most = queries.scale + queries.count;
+    queries.sum = queries.most + queries.count;
+    queries.seen = (hk_seen *)(void *)(queries.sum + queries.count);
+    memset(q, 0, 2 * (size_t)floats * sizeof *q);
+    for (int i = 0; i < queries.count; i++, q += queries.stride) {
+        memcpy(q, job->q + i / job->heads * job->q_stride + i % job->heads * job->head_size,
+               (size_t)job->head_size * sizeof *q);
+        for (int64_t d = 0; job->key_scale && d < job->head_size; d++)
+            q[d] /= job->key_scale[d];
+        hk_codec_rotate(job->codec, q, job->head_size);
+        queries.most[i] = -INFINITY;
+        queries.sum[i] = 0.0f;
+    }
+    return queries;
+}
+
+/* Those that see any of the tile from position `start` on, with what they see. */
+static hk_queries look(const hk_attention_job *job, const hk_queries *all, int64_t start)
+{
+    /* Rows that come before the tile, and those whose window is past it, are at the block's ends. */
+    int first = 0, last = job->rows;
+    while (job->positions[first] < start)
+        first++;
+    while (job->window && job->positions[last - 1] - job->window + 1 >= start + HK_PAGE)
+        last--;
+    hk_seen *seen = all->seen;
+    for (int row = first; row < last; row++) {
+        const int64_t position = job->positions[row], lowest = job->window ? position - job->window + 1 : 0;
+        const hk_seen of_row = {(int)hk_max(0, lowest - start), (int)hk_min(HK_PAGE, position + 1 - start)};
+        for (int head = 0; head < job->heads; head++)
+            *seen++ = of_row;
+    }
+    const int64_t skipped = (int64_t)first * job->heads;
+    return (hk_queries){.q = (float *)all->q + skipped * all->stride,
+                        .scale = all->scale + skipped,
+                        .seen = all->seen,
+                        .most = all->most + skipped,
+                        .sum = all->sum + skipped,
+                        .out = all->out + skipped * all->stride,
+                        .count = (last - first) * job->heads,
+                        .stride = all->stride};
 }
 
 void hk_attention(const hk_attention_job *job, float *scratch)
 {
-    const hk_kernels *kernels = hk_kernels_get();
-    const int64_t stride = hk_round_up(job->head_size, HK_LANES);
-    const size_t head_bytes = (size_t)job->head_size * sizeof(float);
-    const int queries = job->rows * job->heads;
-    float *keys = scratch, *values = keys + HK_PAGE * (int64_t)job->head_size;
-    float *q = values + HK_PAGE * stride, *out = q + queries * stride;
-    hk_running *state = (hk_running *)(void *)(out + queries * stride);
-    if (stride > job->head_size)
-        memset(values, 0, HK_PAGE * (size_t)stride * sizeof *values);
-    memset(out, 0, (size_t)(queries * stride) * sizeof *out);
-    for (int i = 0; i < queries; i++) {
-        memcpy(q + i * stride, job->q + i / job->heads * job->q_stride + i % job->heads * job->head_size,
-               head_bytes);
-        for (int64_t d = 0; job->key_scale && d < job->head_size; d++)
-            q[i * stride + d] /= job->key_scale[d];
-        hk_codec_rotate(job->codec, q + i * stride, job->head_size);
-        state[i] = (hk_running){-INFINITY, 0.0f};
-    }
+    const hk_attention_form *form = hk_kernels_get()->attention[job->codec];
+    const hk_tile_rows tile_rows = lay_out_tile(job, scratch);
+    const hk_queries queries = lay_out_queries(job, &tile_rows);
+    form->take_queries(&queries, job->scale);
 
-    const hk_tile_rows tile_rows = {keys, values, stride, job->head_size};
     const int64_t first_seen = job->window ? hk_max(0, job->positions[0] - job->window + 1) : 0;
     const int64_t last_seen = job->positions[job->rows - 1];
     for (int64_t tile = first_seen / HK_PAGE; tile <= last_seen / HK_PAGE; tile++) {
         const int64_t start = tile * HK_PAGE;
-        read_tile(job, job->base + job->pages[tile] * job->page_bytes, (int)hk_max(0, first_seen - start),
-                  (int)hk_min(HK_PAGE, last_seen + 1 - start), keys, values, stride);
-        for (int row = 0; row < job->rows; row++) {
-            const int64_t position = job->positions[row];
-            const int64_t lowest = job->window ? position - job->window + 1 : 0;
-            const int from = (int)hk_max(0, lowest - start);
-            const int to = (int)hk_min(HK_PAGE, position + 1 - start);
-            const int64_t first = (int64_t)row * job->heads;
-            if (from < to)
-                kernels->attend(q + first * stride, job->heads, &tile_rows, from, to, job->scale, &state[first],
-                                out + first * stride);
-        }
+        const uint8_t *page = job->base + job->pages[tile] * job->page_bytes;
+        form->read_tile(job->codec, page + job->k_offset, page + job->v_offset, (int)hk_max(0, first_seen - start),
+                        (int)hk_min(HK_PAGE, last_seen + 1 - start), &tile_rows);
+        const hk_queries looking = look(job, &queries, start);
+        form->attend(&looking, &tile_rows);
     }
 
-    for (int i = 0; i < queries; i++) {
-        float *head = out + i * stride;
-        const float inverse = 1.0f / state[i].sum;
+    for (int i = 0; i < queries.count; i++) {
+        float *head = queries.out + i * queries.stride;
+        const float inverse = 1.0f / queries.sum[i];
         for (int64_t d = 0; d < job->head_size; d++)
             head[d] *= inverse;
         hk_codec_unrotate(job->codec, head, job->head_size);
         memcpy(job->out + i / job->heads * job->out_stride + i % job->heads * job->head_size, head,
-               head_bytes);
+               (size_t)job->head_size * sizeof *head);
     }
 }

@@ -45,6 +45,7 @@ static void choose(void)
         return;
     hk_ops_avx512vnni(&chosen);
     hk_matmul_avx512vnni(&chosen);
+    hk_attention_avx512vnni(&chosen);
 #endif
 }
 

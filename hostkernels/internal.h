@@ -18,8 +18,10 @@ enum {
     HK_HALF = HK_BLOCK / 2,  /* finest grain of a weight scale */
     HK_SUPER = 256,          /* values of one K-quant block */
     HK_ROW_TILE = 32,        /* activation rows that share one decoded block of weights */
-    HK_QUERY_TILE = 16,      /* query rows that share one decoded tile of K and V */
-    HK_STRIPS = HK_PAGE / HK_LANES /* runs of 16 positions in a tile */
+    HK_QUERY_TILE = 32,      /* query rows that share one decoded tile of K and V, at most */
+    HK_STRIPS = HK_PAGE / HK_LANES, /* runs of 16 positions in a tile */
+    HK_VALUE_ROWS = 2 * HK_LANES,   /* values that are decoded before any is used */
+    HK_KV_CODECS = HK_KV_TQ4 + 1
 };
 
 static inline int64_t hk_round_up(int64_t value, int64_t multiple)
@@ -207,19 +209,47 @@ typedef struct hk_activations {
 typedef void (*hk_matmul_kernel)(const uint8_t *group, const hk_activations *act, int64_t first_row,
                                  int64_t rows, float *out, int64_t out_stride, int lanes);
 
-/* One tile of HK_PAGE positions of one K/V head, decoded. */
+/* ---- Attention: what a level computes with ------------------------------------------------------ */
+
+/* One tile of HK_PAGE positions of one K/V head, decoded to a form's own values. The sizes are those of floats. */
 typedef struct hk_tile_rows {
-    const float *keys;   /* (HK_STRIPS, head_size, HK_LANES): 16 positions side by side */
-    const float *values; /* (HK_PAGE, stride) */
-    int64_t stride;      /* head_size rounded up to HK_LANES; zero past head_size */
+    void *keys;     /* HK_PAGE * stride, 16 positions side by side */
+    void *values;   /* HK_PAGE * stride */
+    float *scale;   /* (2, HK_PAGE) of keys and values that are integers */
+    float *strip;   /* (stride, HK_LANES) keys on their way, and (HK_VALUE_ROWS, stride) values */
+    float *rows;
+    int64_t stride; /* head_size rounded up to HK_LANES; all is zero past head_size */
     int head_size;
 } hk_tile_rows;
 
-/* The running softmax of one query head. */
-typedef struct hk_running {
-    float most;
-    float sum;
-} hk_running;
+/* The positions [from, to) of a tile that a query sees. */
+typedef struct hk_seen {
+    int from;
+    int to;
+} hk_seen;
+
+/* Query heads that share a K/V head, and what each has gathered from the tiles it has seen. */
+typedef struct hk_queries {
+    void *q;       /* (count, stride) floats, or a form's own values, as far apart; zero past head_size */
+    float *scale;  /* (count) of scores */
+    hk_seen *seen; /* (count) at least one position each; neither end falls from query to query */
+    float *most;   /* (count) the running softmax: the greatest score, the sum of weights */
+    float *sum;
+    float *out;    /* (count, stride) the weighted sum of values */
+    int count;
+    int64_t stride;
+} hk_queries;
+
+/* How a level attends, in one form of numbers. */
+typedef struct hk_attention_form {
+    /* Turn floats `q`, whose scores are to be multiplied by `scale`, to the form's values in place. */
+    void (*take_queries)(const hk_queries *queries, float scale);
+    /* Read positions [from, to) of a page; what lies around them in a tile is of no account. */
+    void (*read_tile)(int codec, const uint8_t *keys, const uint8_t *values, int from, int to,
+                      const hk_tile_rows *tile);
+    /* Fold the tile into each query's running softmax. A query's result is what it would be alone. */
+    void (*attend)(const hk_queries *queries, const hk_tile_rows *tile);
+} hk_attention_form;
 
 typedef struct hk_kernels {
     const char *level;
@@ -232,13 +262,10 @@ typedef struct hk_kernels {
     void (*add)(const float *a, const float *b, int64_t count, float *out);
     /* table: cosines of all pairs, then their sines. */
     void (*rope)(float *head, const float *table, int pairs, bool interleaved);
-    /* A strip of 16 stored keys -> (head_size, HK_LANES); a stored value row -> floats. */
+    /* A strip of 16 stored keys -> (head_size, HK_LANES); stored rows of values -> floats, `stride` apart. */
     void (*read_keys)(int codec, const uint8_t *strip, int head_size, float *dst);
-    void (*read_values)(int codec, const uint8_t *row, int head_size, float *dst);
-    /* Let `queries` queries, `stride` floats apart, see positions [from, to) of a tile and fold them into
-     * their running softmax and their weighted values `out`. Each is computed as it would be alone. */
-    void (*attend)(const float *q, int queries, const hk_tile_rows *tile, int from, int to, float scale,
-                   hk_running *state, float *out);
+    void (*read_values)(int codec, const uint8_t *rows, int count, int head_size, float *dst, int64_t stride);
+    const hk_attention_form *attention[HK_KV_CODECS];
 } hk_kernels;
 
 /* The kernels of this process; filled at the first call from the portable floor up. */
@@ -251,6 +278,7 @@ void hk_matmul_avx2(hk_kernels *kernels);
 void hk_matmul_avxvnni(hk_kernels *kernels);
 void hk_ops_avx512vnni(hk_kernels *kernels);
 void hk_matmul_avx512vnni(hk_kernels *kernels);
+void hk_attention_avx512vnni(hk_kernels *kernels);
 #endif
 
 /* ---- Codecs over rows in the codec's own basis -------------------------------------------------- */

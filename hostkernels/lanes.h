@@ -9,7 +9,7 @@
 
 #include "internal.h"
 
-#if defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -51,7 +51,7 @@ static inline void lanes_store(float *dst, hk_lanes lanes)
 static inline hk_lanes lanes_splat(float x)
 {
     hk_lanes lanes;
-    LANES_EACH(i) lanes.part[i] = (hk_f32){0} + x;
+    LANES_EACH(i) lanes.part[i] = x - (hk_f32){0}; /* x + 0 would cost a sum, for the sake of -0 */
     return lanes;
 }
 
@@ -248,12 +248,19 @@ static inline hk_lanes lanes_of_bfloats(const uint8_t *src)
 static inline hk_lanes lanes_of_bytes(const uint8_t *src)
 {
     hk_lanes lanes;
+#if defined(__AVX512F__)
+    lanes.part[0] = (hk_f32)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)src)));
+#elif defined(__AVX2__)
+    LANES_EACH(i)
+    lanes.part[i] = (hk_f32)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(src + i * LANES_WIDTH))));
+#else
     LANES_EACH(i)
     {
         hk_i8 bytes;
         memcpy(&bytes, src + i * sizeof bytes, sizeof bytes);
         lanes.part[i] = __builtin_convertvector(__builtin_convertvector(bytes, hk_i32), hk_f32);
     }
+#endif
     return lanes;
 }
 

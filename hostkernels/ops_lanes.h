@@ -1,18 +1,11 @@
-/* ops_lanes.h: the small ops of a step, attention over one tile and matmuls with float weights, written
- * once over lanes.
+/* ops_lanes.h: the small ops of a step and matmuls with float weights, written once over lanes; attention beside
+ * them, in attention_lanes.h.
  *
  * Each level's file includes it after defining OPS_LEVEL, its name, and compiles it with its own flags.
  * Sums run over sixteen partial sums, added in one fixed tree; a level may contract a product and a sum
  * into one rounding, the same everywhere.
  */
 #include "lanes.h"
-
-/* Queries that attend together, and lanes of values that are summed at once: as many as registers hold. */
-#if LANES_WIDTH == 16
-enum { OPS_QUERIES = 3, OPS_COLUMNS = 4 };
-#else
-enum { OPS_QUERIES = 2, OPS_COLUMNS = 2 };
-#endif
 
 #define OPS_JOIN_(a, b) a##_##b
 #define OPS_JOIN(a, b) OPS_JOIN_(a, b)
@@ -95,175 +88,7 @@ static void OPS_NAME(rope)(float *head, const float *table, int pairs, bool inte
     }
 }
 
-/* ---- Attention --------------------------------------------------------------------------------- */
-
-static void OPS_NAME(read_keys)(int codec, const uint8_t *strip, int head_size, float *dst)
-{
-    switch (codec) {
-    case HK_KV_F32:
-        memcpy(dst, strip, (size_t)head_size * HK_LANES * sizeof *dst);
-        break;
-    case HK_KV_F16:
-        for (int d = 0; d < head_size; d++)
-            lanes_store(dst + d * HK_LANES, lanes_of_halves(strip + 2 * d * HK_LANES));
-        break;
-    case HK_KV_Q8_0:
-        for (int block = 0; block < head_size / HK_BLOCK; block++, strip += HK_LANES * 34) {
-            const hk_lanes scale = lanes_of_halves(strip);
-            for (int i = 0; i < HK_BLOCK; i++)
-                lanes_store(dst + (block * HK_BLOCK + i) * HK_LANES,
-                            lanes_mul(scale, lanes_of_bytes(strip + HK_LANES * (2 + i))));
-        }
-        break;
-    default:
-        for (int block = 0; block < head_size / HK_BLOCK; block++, strip += HK_LANES * 18) {
-            const hk_lanes scale = lanes_of_halves(strip);
-            float *x = dst + block * HK_BLOCK * HK_LANES;
-            for (int i = 0; i < HK_HALF; i++) {
-                const uint8_t *pairs = strip + HK_LANES * (2 + i);
-                lanes_store(x + i * HK_LANES, lanes_mul(scale, lanes_of_levels(pairs, 0, hk_tq4_levels)));
-                lanes_store(x + (i + HK_HALF) * HK_LANES, lanes_mul(scale, lanes_of_levels(pairs, 4, hk_tq4_levels)));
-            }
-        }
-        break;
-    }
-}
-
-static inline float OPS_NAME(half_at)(const uint8_t *src)
-{
-    uint16_t half;
-    memcpy(&half, src, sizeof half);
-    return hk_half_to_float(half);
-}
-
-static void OPS_NAME(read_values)(int codec, const uint8_t *row, int head_size, float *dst)
-{
-    switch (codec) {
-    case HK_KV_F16: {
-        int d = 0;
-        for (; d + HK_LANES <= head_size; d += HK_LANES)
-            lanes_store(dst + d, lanes_of_halves(row + 2 * d));
-        if (d < head_size)
-            hk_codec_read(codec, row + 2 * d, head_size - d, dst + d);
-        break;
-    }
-    case HK_KV_Q8_0:
-        for (int block = 0; block < head_size / HK_BLOCK; block++, row += 34, dst += HK_BLOCK) {
-            const hk_lanes scale = lanes_splat(OPS_NAME(half_at)(row));
-            lanes_store(dst, lanes_mul(scale, lanes_of_bytes(row + 2)));
-            lanes_store(dst + HK_HALF, lanes_mul(scale, lanes_of_bytes(row + 2 + HK_HALF)));
-        }
-        break;
-    case HK_KV_TQ4:
-        for (int block = 0; block < head_size / HK_BLOCK; block++, row += 18, dst += HK_BLOCK) {
-            const hk_lanes scale = lanes_splat(OPS_NAME(half_at)(row));
-            lanes_store(dst, lanes_mul(scale, lanes_of_levels(row + 2, 0, hk_tq4_levels)));
-            lanes_store(dst + HK_HALF, lanes_mul(scale, lanes_of_levels(row + 2, 4, hk_tq4_levels)));
-        }
-        break;
-    default:
-        memcpy(dst, row, (size_t)head_size * sizeof *dst);
-        break;
-    }
-}
-
-/* How much of a query's running values stays, and how much of the tile's is taken. */
-typedef struct shares {
-    float keep;
-    float take;
-} shares;
-
-/* out = out * keep + (weighted sum of values) * take, for `count` lanes from column d on, query by query. */
-static inline __attribute__((always_inline)) void
-OPS_NAME(fold)(int queries, const hk_tile_rows *tile, const float weight[][HK_PAGE], int from, int to, int64_t d,
-               int count, const shares *share, float *out)
-{
-    hk_lanes weighted[OPS_QUERIES][4];
-    for (int i = 0; i < queries; i++)
-        for (int c = 0; c < count; c++)
-            weighted[i][c] = lanes_zero();
-    for (int p = from; p < to; p++)
-        for (int c = 0; c < count; c++) {
-            const hk_lanes values = lanes_load(tile->values + p * tile->stride + d + c * HK_LANES);
-            for (int i = 0; i < queries; i++)
-                weighted[i][c] = lanes_mul_add(values, lanes_splat(weight[i][p]), weighted[i][c]);
-        }
-    for (int i = 0; i < queries; i++)
-        for (int c = 0; c < count; c++) {
-            float *at = out + i * tile->stride + d + c * HK_LANES;
-            const hk_lanes kept = lanes_mul(lanes_load(at), lanes_splat(share[i].keep));
-            lanes_store(at, lanes_mul_add(weighted[i][c], lanes_splat(share[i].take), kept));
-        }
-}
-
-/* Scores of 16 positions from `first` on; -infinity outside [from, to). */
-static inline hk_lanes OPS_NAME(masked)(hk_lanes score, int first, int from, int to)
-{
-    float lanes[HK_LANES];
-    lanes_store(lanes, score);
-    for (int lane = 0; lane < HK_LANES; lane++)
-        if (first + lane < from || first + lane >= to)
-            lanes[lane] = -INFINITY;
-    return lanes_load(lanes);
-}
-
-/* `queries` is a constant at each use. Queries share the loads of keys and values, nothing else. */
-static inline __attribute__((always_inline)) void
-OPS_NAME(attend_together)(int queries, const float *q, const hk_tile_rows *tile, int from, int to, float scale,
-                          hk_running *state, float *out)
-{
-    hk_lanes score[OPS_QUERIES][HK_STRIPS];
-    for (int i = 0; i < queries; i++)
-        for (int s = 0; s < HK_STRIPS; s++)
-            score[i][s] = lanes_zero();
-    for (int d = 0; d < tile->head_size; d++)
-        for (int s = 0; s < HK_STRIPS; s++) {
-            const hk_lanes keys = lanes_load(tile->keys + (s * tile->head_size + d) * HK_LANES);
-            for (int i = 0; i < queries; i++)
-                score[i][s] = lanes_mul_add(keys, lanes_splat(q[i * tile->stride + d]), score[i][s]);
-        }
-
-    float weight[OPS_QUERIES][HK_PAGE];
-    shares share[OPS_QUERIES];
-    for (int i = 0; i < queries; i++) {
-        hk_lanes top = lanes_splat(-INFINITY);
-        for (int s = 0; s < HK_STRIPS; s++) {
-            score[i][s] = lanes_mul(score[i][s], lanes_splat(scale));
-            if (s * HK_LANES < from || (s + 1) * HK_LANES > to)
-                score[i][s] = OPS_NAME(masked)(score[i][s], s * HK_LANES, from, to);
-            top = lanes_max(score[i][s], top);
-        }
-        const float most = lanes_most(top);
-        hk_lanes sum = lanes_zero();
-        for (int s = 0; s < HK_STRIPS; s++) {
-            const hk_lanes weights = lanes_exp(lanes_add(score[i][s], lanes_splat(-most)));
-            lanes_store(weight[i] + s * HK_LANES, weights);
-            sum = lanes_add(sum, weights);
-        }
-        const float highest = most > state[i].most ? most : state[i].most;
-        share[i] = (shares){hk_exp(state[i].most - highest), hk_exp(most - highest)};
-        state[i].sum = state[i].sum * share[i].keep + lanes_sum(sum) * share[i].take;
-        state[i].most = highest;
-    }
-
-    int64_t d = 0;
-    for (; d + OPS_COLUMNS * HK_LANES <= tile->stride; d += OPS_COLUMNS * HK_LANES)
-        OPS_NAME(fold)(queries, tile, weight, from, to, d, OPS_COLUMNS, share, out);
-    for (; d < tile->stride; d += HK_LANES)
-        OPS_NAME(fold)(queries, tile, weight, from, to, d, 1, share, out);
-}
-
-static void OPS_NAME(attend)(const float *q, int queries, const hk_tile_rows *tile, int from, int to, float scale,
-                             hk_running *state, float *out)
-{
-    int i = 0;
-    for (; i + OPS_QUERIES <= queries; i += OPS_QUERIES)
-        OPS_NAME(attend_together)(OPS_QUERIES, q + i * tile->stride, tile, from, to, scale, state + i,
-                                  out + i * tile->stride);
-    for (; i < queries; i++)
-        OPS_NAME(attend_together)(1, q + i * tile->stride, tile, from, to, scale, state + i,
-                                  out + i * tile->stride);
-}
+#include "attention_lanes.h"
 
 /* ---- Matmuls with float weights ------------------------------------------------------------------ */
 
@@ -334,5 +159,6 @@ void OPS_NAME(hk_ops)(hk_kernels *kernels)
     kernels->rope = OPS_NAME(rope);
     kernels->read_keys = OPS_NAME(read_keys);
     kernels->read_values = OPS_NAME(read_values);
-    kernels->attend = OPS_NAME(attend);
+    for (int codec = 0; codec < HK_KV_CODECS; codec++)
+        kernels->attention[codec] = &OPS_NAME(attention);
 }

@@ -538,17 +538,20 @@ static void profile_task(void *context, int part, int parts)
     }
 }
 
-/* Cut the step's rows into runs of one sequence. The cut depends on the batch, results do not: every
- * row folds its own tiles in its own order. */
+/* Cut the step's rows into runs of one sequence, as even as can be. The cut depends on the batch, results do not:
+ * every row folds its own tiles in its own order. */
 static void cut_query_blocks(hk_model *model, const hk_step *step)
 {
     query_block *next = model->blocks;
-    for (int32_t row = 0; row < step->rows; row++) {
-        const bool goes_on = row > 0 && step->sequences[row] == step->sequences[row - 1];
-        if (goes_on && next[-1].rows < HK_QUERY_TILE)
-            next[-1].rows++;
-        else
-            *next++ = (query_block){row, 1};
+    for (int32_t first = 0, end; first < step->rows; first = end) {
+        for (end = first + 1; end < step->rows && step->sequences[end] == step->sequences[first]; end++)
+            ;
+        const int parts = (end - first + HK_QUERY_TILE - 1) / HK_QUERY_TILE;
+        for (int part = 0; part < parts; part++) {
+            int64_t from, to;
+            hk_share(end - first, part, parts, &from, &to);
+            *next++ = (query_block){first + (int32_t)from, (int32_t)(to - from)};
+        }
     }
     model->block_count = (int)(next - model->blocks);
 }
