@@ -1,10 +1,11 @@
-"""Where the time of a decode step goes, as tables: between Python and the kernels, by kind of op, by layer.
+"""Where the time of a step goes, as tables: between Python and the kernels, by kind of op, by layer.
 
-Usage: python tests/bench/profile_step.py MODEL.gguf [--device] [--streams N] [--prompt N] [--steps N] ...
+Usage: python tests/bench/profile_step.py MODEL.gguf [--device] [--streams N] [--prompt N] [--chunk N] ...
 
-Streams are decoded together behind prompts of random tokens; figures are medians over the steps, in
-microseconds and as shares of the whole step. Of what happens on all threads at once, the mean over the
-threads is told: "waiting" is what a thread waits for the others at barriers, an op is its own work.
+Streams are decoded together behind prompts of random tokens; with --chunk a step feeds so many tokens of a
+prompt instead, behind as many whole chunks as --prompt has. Figures are medians over the steps, in microseconds
+and as shares of the whole step. Of what happens on all threads at once, the mean over the threads is told:
+"waiting" is what a thread waits for the others at barriers, an op is its own work.
 
 With --device the step is one on the Vulkan device, be it a program on the processor; see profile_device.py.
 """
@@ -58,6 +59,18 @@ def decode(seat: Seat, steps: int) -> tuple[list[StepProfile], list[Times]]:
     return profiles, around
 
 
+def feed(seat: Seat, tokens: Sequence[int], chunk: int, steps: int) -> tuple[list[StepProfile], list[Times]]:
+    """As `decode`, of steps that feed a prompt's last `chunk` tokens; what comes before is whole chunks."""
+    profiles, around = [], []
+    for _ in range(steps):
+        stream = seat.submit(tokens, 1)
+        while len(tokens) - stream.fed > chunk:
+            seat.step()
+        for all_of_them, one in zip((profiles, around), decode(seat, 1), strict=True):
+            all_of_them.extend(one)
+    return profiles, around
+
+
 def busy(profile: StepProfile) -> float:
     """Return the nanoseconds that a thread is inside the ops of a step, on average."""
     return float((profile.wait + profile.work).sum(axis=1).mean())
@@ -82,14 +95,13 @@ def layer(op: OpName) -> str:
     return "outside layers" if op.layer is None else f"layer {op.layer}"
 
 
-def profile(seat: Seat, options: argparse.Namespace) -> None:
-    """Take steps of streams that all generate, and print where their time goes."""
-    profiles, around = decode(seat, options.steps)
+def report(title: str, tokens: int, profiles: list[StepProfile], around: list[Times]) -> None:
+    """Print where the time of steps goes that feed so many tokens each."""
     whole = float(np.median([sum(step.values()) for step in around]))
     threads, ops = profiles[0].wait.shape
     print(
-        f"{options.model.name}: streams {options.streams}, threads {threads}, level {library.level()}, "
-        f"ops {ops}\na step takes {whole / 1000:.1f} µs: {options.streams * 1e9 / whole:,.0f} tokens/s"
+        f"{title}, threads {threads}, level {library.level()}, ops {ops}\n"
+        f"a step takes {whole / 1000:.1f} µs: {tokens * 1e9 / whole:,.0f} tokens/s"
     )
     show("part of a step", around, whole)
     work = [by(kind, step.ops, step.work.mean(axis=0)) for step in profiles]
@@ -106,20 +118,30 @@ def main() -> int:
     parser.add_argument("--device", action="store_true", help="on the Vulkan device")
     parser.add_argument("--streams", type=int, default=1, help="decoded together (1)")
     parser.add_argument("--prompt", type=int, default=128, help="tokens before the first step (128)")
+    parser.add_argument("--chunk", type=int, help="tokens of a prompt that a step feeds; none: steps decode")
     parser.add_argument("--steps", type=int, default=64, help="steps that are timed (64)")
     parser.add_argument("--threads", type=int, default=0, help="0: the usable cores")
     options = parser.parse_args()
+    if options.chunk and (options.device or options.streams > 1):
+        parser.error("--chunk goes with one stream on the host")
 
     box = Box(threads=options.threads, gpu=ON_DEVICE if options.device else ON_HOST)
     seat = Seat(options.model, box, context=0, streams=options.streams)
     draw, vocabulary = random.Random(0), range(seat.executor.vocabulary)
-    prompts = [draw.choices(vocabulary, k=options.prompt) for _ in range(options.streams)]
-    seat.run_in(prompts, 2 * options.steps + 1)
-    if options.device:
-        print(f"{options.model.name}: ", end="")
-        profile_device.profile(seat, options.steps)
+    title = f"{options.model.name}: streams {options.streams}"
+    if options.chunk:
+        before = options.prompt // seat.slot.chunk_rows * seat.slot.chunk_rows
+        tokens = draw.choices(vocabulary, k=before + options.chunk)
+        measured = feed(seat, tokens, options.chunk, options.steps)
+        report(f"{title}, {options.chunk} tokens behind {before}", options.chunk, *measured)
     else:
-        profile(seat, options)
+        prompts = [draw.choices(vocabulary, k=options.prompt) for _ in range(options.streams)]
+        seat.run_in(prompts, 2 * options.steps + 1)
+        if options.device:
+            print(f"{options.model.name}: ", end="")
+            profile_device.profile(seat, options.steps)
+        else:
+            report(title, options.streams, *decode(seat, options.steps))
     seat.close()
     box.close()
     return 0

@@ -122,9 +122,10 @@ def test_gaps_are_measured_while_a_prompt_is_read(tmp_path: Path) -> None:
     assert len(times) > 10
 
 
-def test_a_profile_is_printed(model: Path) -> None:
+@pytest.mark.parametrize("options", [["--streams", "2"], ["--chunk", "9"]], ids=["decode", "chunk"])
+def test_a_profile_is_printed(model: Path, options: list[str]) -> None:
     run = subprocess.run(
-        [sys.executable, str(HERE / "profile_step.py"), str(model), "--streams", "2", "--steps", "3"],
+        [sys.executable, str(HERE / "profile_step.py"), str(model), *options, "--steps", "3"],
         env=os.environ | {"HOSTKERNELS_LEVEL": "portable"},
         capture_output=True,
         text=True,
