@@ -3,9 +3,9 @@
 Usage: python tests/bench/profile_step.py MODEL.gguf [--device] [--streams N] [--prompt N] [--chunk N] ...
 
 Streams are decoded together behind prompts of random tokens; with --chunk a step feeds so many tokens of a
-prompt instead, behind as many whole chunks as --prompt has. Figures are medians over the steps, in microseconds
-and as shares of the whole step. Of what happens on all threads at once, the mean over the threads is told:
-"waiting" is what a thread waits for the others at barriers, an op is its own work.
+prompt instead, behind as many whole chunks as --prompt has. Figures are medians over the steps, in
+microseconds and as shares of the whole step. Of what happens on all threads at once, the mean over the
+threads is told: "waiting" is what a thread waits for the others at barriers, an op is its own work.
 
 With --device the step is one on the Vulkan device, be it a program on the processor; see profile_device.py.
 """
