@@ -96,6 +96,9 @@ void hk_attention(const hk_attention_job *job, float *scratch)
         const uint8_t *page = job->base + job->pages[tile] * job->page_bytes;
         form->read_tile(job->codec, page + job->k_offset, page + job->v_offset, (int)hk_max(0, first_seen - start),
                         (int)hk_min(HK_PAGE, last_seen + 1 - start), &tile_rows);
+        if (tile < last_seen / HK_PAGE) /* The next keys come from memory while these are used. */
+            hk_prefetch(job->base + job->pages[tile + 1] * job->page_bytes + job->k_offset,
+                        (int)(HK_PAGE * job->row_bytes));
         const hk_queries looking = look(job, &queries, start);
         form->attend(&looking, &tile_rows);
     }
