@@ -54,8 +54,9 @@ def test_quantised_models_agree_with_the_host(
         expected = host.run(Batch((Chunk(TOKENS[:20], 0, (0,), tuple(range(20))),))).copy()
         host.close()
         found = feed(opened(file), TOKENS[:20])
-    # A quantised activation may fall on the other side of a rounding edge, and so may those after it.
-    assert np.abs(found - expected).mean() < 0.01 * expected.std()
+    # A quantised activation may fall on the other side of a rounding edge, and so may those after it: more of
+    # them where the host attends in 16-bit integers.
+    assert np.abs(found - expected).mean() < 0.015 * expected.std()
 
 
 @pytest.mark.parametrize("codec", ["q8_0", "tq4"])
