@@ -335,6 +335,5 @@ static const hk_attention_form integers = {take_queries, read_tile, attend};
 
 void hk_attention_avx512vnni(hk_kernels *kernels)
 {
-    for (int codec = HK_KV_F16; codec < HK_KV_CODECS; codec++)
-        kernels->attention[codec] = &integers;
+    kernels->attention[HK_KV_F16] = kernels->attention[HK_KV_Q8_0] = &integers;
 }

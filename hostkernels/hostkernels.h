@@ -17,7 +17,7 @@
  *   - Float weights multiply the float activations, each term added in the order of the columns.
  *   - Attention handles tiles of HK_PAGE positions, aligned to absolute positions. Each tile has its
  *     own maximum, sum and weighted values; tiles are combined in ascending order. At avx512vnni, with
- *     any codec but f32, queries, keys, values and weights are 16-bit integers with a scale: of a key or a
+ *     the codecs f16 and q8_0, queries, keys, values and weights are 16-bit integers with a scale: of a key or a
  *     value for its position alone, of weights for a tile. Sums inside a tile are exact there.
  *   - Keys and values are always read back through the codec.
  */
