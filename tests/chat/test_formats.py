@@ -429,6 +429,18 @@ def test_a_forced_call_that_is_cut_off_leaves_no_text(models: dict[str, Model], 
         assert not any(isinstance(piece, Said | Thought) for piece in read(parser, [text[:end]]))
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_further_call_that_is_cut_off_leaves_no_text(models: dict[str, Model], name: str) -> None:
+    model = models[name]
+    source = model.format.grammar([BOUNDED], "required", parallel=True)
+    assert source is not None
+    text = walk(model, source, random.Random(name))
+    for end in range(len(text)):
+        pieces = read(model.format.parser(thinking=False, tools=[BOUNDED], strict=True), [text[:end]])
+        kinds = [type(piece) for piece in pieces]
+        assert Called not in kinds or Said not in kinds[kinds.index(Called) :]
+
+
 def walk(model: Model, source: Source, dice: random.Random) -> str:
     """Return a text of a grammar, each token drawn from those that may come."""
     tokenizer = model.tokenizer

@@ -143,6 +143,7 @@ class ReplyFormat:
         parallel: bool = True,
         constrained: bool = False,
         forced: bool = False,
+        strict: bool = False,
     ) -> ReplyParser:
         """Return the parser of one answer.
 
@@ -154,6 +155,7 @@ class ReplyFormat:
         thinking: whether the model was asked to think; None: it was left to its template. opening: what the
         answer has begun with in the prompt. tools: that it may call. parallel: more than one at a time.
         constrained: the answer obeys a grammar, in which marks are text. forced: one that allows calls alone.
+        strict: behind a call a grammar allows calls alone.
         """
         marks = self.marks or USUAL
         stage = marks.stage(opening)
@@ -180,6 +182,7 @@ class ReplyFormat:
             stage=stage,
             identify=self._identify,
             forced=forced,
+            strict=strict,
         )
 
     def _identify(self) -> str:

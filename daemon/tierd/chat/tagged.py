@@ -33,10 +33,12 @@ class TaggedParser(Scanner):
         stage: Stage,
         identify: Callable[[], str],
         forced: bool = False,
+        strict: bool = False,
     ) -> None:
         """`tools`: by name. parallel: the first call does not end the answer. identify: makes a call's id.
 
         forced: a grammar allows calls alone: what is no call is the beginning of one that was cut off.
+        strict: so it does behind a call.
         """
         states = {
             "opening": self._opening,
@@ -52,6 +54,7 @@ class TaggedParser(Scanner):
         self._parallel = parallel
         self._identify = identify
         self._forced = forced
+        self._strict = strict
         around = (marks.start, marks.end)
         self._leading = Marks(around)
         self._begins = calls.begin if tools else ()
@@ -210,6 +213,7 @@ class TaggedParser(Scanner):
             if end < 0:
                 return False
         self._count += 1
+        self._forced |= self._strict
         self.ended = not self._parallel
         self._state = self._between
         return not self.ended

@@ -63,7 +63,7 @@ class Turns:
             Choices([Exchange(self._engine, self._mailboxes, one, request) for one in wanted]),
             [
                 Reply(
-                    _parser(turn, prompt, constrained=_constrained(grammar, turn, prompt)),
+                    _parser(turn, prompt, grammar),
                     Scoring(entry.tokenizer, first.spelled),
                 )
                 for _ in wanted
@@ -130,16 +130,18 @@ def _bounded(
         tokens=turn.thought_tokens,
         end=format.marks.end,
         spelled=format.spelled(tools=bool(turn.callable)),
-        parser=lambda: _parser(turn, prompt, constrained=_constrained(grammar, turn, prompt)),
+        parser=lambda: _parser(turn, prompt, grammar),
     )
 
 
-def _parser(turn: Turn, prompt: TurnPrompt, *, constrained: bool) -> ReplyParser:
+def _parser(turn: Turn, prompt: TurnPrompt, grammar: core.Grammar | None) -> ReplyParser:
+    """Return the parser of an answer that obeys a grammar, or is free."""
     return prompt.format.parser(
         thinking=turn.thinks,
         opening=prompt.opening,
         tools=turn.callable,
         parallel=turn.parallel_tool_calls,
-        constrained=constrained,
+        constrained=_constrained(grammar, turn, prompt),
         forced=bool(turn.callable) and turn.tool_choice != "auto",
+        strict=bool(turn.callable) and grammar is not None,
     )
