@@ -227,6 +227,8 @@ def test_unreadable_files_are_named(settings_file: Path, tmp_path: Path) -> None
     with pytest.raises(SettingsError, match=r"missing\.toml: cannot read the settings file: No such file"):
         load_settings(tmp_path / "missing.toml")
     assert complaint(settings_file, "server = ").startswith("not valid TOML: ")
+    assert complaint(settings_file, "server = " + "[" * 100_000) == "nested too deeply"
+    assert complaint(settings_file, "kv.memory_mb = " + "9" * 5000) == "a number has too many digits"
     settings_file.write_bytes(b"# \xff")
     with pytest.raises(SettingsError, match=r"not UTF-8 \(byte 2\)"):
         load_settings(settings_file)

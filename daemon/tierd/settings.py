@@ -549,6 +549,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not UTF-8 (byte {error.start}); settings are TOML text") from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
+    except ValueError as error:  # Python takes no number of thousands of digits
+        raise SettingsError(f"{path}: a number has too many digits") from error
+    except RecursionError as error:
+        raise SettingsError(f"{path}: nested too deeply") from error
 
 
 _Section = TypeVar(
