@@ -65,6 +65,10 @@ class Reloader:
             log.error("the settings from before hold: %s", error)
             self._supervision.reloaded(problem=str(error))
             return
+        except Exception as error:  # a fault of tierd's own: it must be told of, and the next time may do
+            log.exception("the settings from before hold")
+            self._supervision.reloaded(problem=type(error).__name__)
+            return
         self.settings = change.settings
         log.info("read the settings again; changed: %s", ", ".join(change.taken) or "nothing")
         self._roster.restart_needed = change.waiting
