@@ -244,9 +244,18 @@ def test_every_text_stands_out(browser: Browser, house: House, scheme: str) -> N
         assert looked.page.evaluate(PALE) == []
 
 
+WIDE = """(streams) => {
+  const row = document.createElement("p");
+  row.style.width = "60rem";
+  streams.append(row);
+}"""
+
+
 def test_it_fits_on_a_phone(browser: Browser, house: House) -> None:
     for looked in looked_at(browser, house.live.url, viewport=PHONE):
         expect(looked.page.locator(".card")).to_have_count(2)
+        # A stream's row is wider than a phone; it scrolls by itself.
+        looked.page.locator("#streams").evaluate(WIDE)
         assert looked.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
