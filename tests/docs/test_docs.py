@@ -36,6 +36,22 @@ def test_the_admin_api_is_described_whole(tmp_path: Path) -> None:
         assert told == set(routes(house))
 
 
+def test_messages_in_troubleshooting_are_what_tierd_says() -> None:
+    text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    table = text.partition("## It does not start")[2].partition("\n## ")[0]
+    said = [
+        message
+        for row in table.splitlines()
+        if "|" in row
+        for message in re.findall("`(.*?)`", row.split("|")[1])
+    ]
+    code = "".join(file.read_text(encoding="utf-8") for file in ROOT.glob("daemon/tierd/**/*.py"))
+    code = code.replace("{taken}", "port")
+    parts = [part.strip(" :?;") for message in said for part in re.split("…|;", message)]
+    assert len(said) >= 4
+    assert [part for part in parts if part not in code] == []
+
+
 def routes(house: Administered) -> list[tuple[str, str]]:
     """Return what the admin listener takes, files of the page left out."""
     app = house.live.server.admin[0].config.app
