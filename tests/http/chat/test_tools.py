@@ -308,3 +308,11 @@ def test_an_answer_is_in_its_format_or_a_call(speaking: Speaking) -> None:
     assert choice["calls"] == [("look", '{"at": "me"}')]
     (choice,) = speaking.choices("12", response_format=format)
     assert choice == {"content": "12", "calls": [], "reason": "stop"}
+
+
+def test_a_stop_string_inside_a_call_is_no_call(speaking: Speaking) -> None:
+    """One behind a whole call is."""
+    (choice,) = speaking.choices(ME, stop=['"me"'])
+    assert (choice["calls"], choice["reason"]) == ([("look", '{"at": ')], "stop")
+    (choice,) = speaking.choices(f"{ME}\nbye", stop=["bye"])
+    assert (choice["calls"], choice["reason"]) == ([("look", '{"at": "me"}')], "tool_calls")

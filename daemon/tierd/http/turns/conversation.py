@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, Self
 
+import msgspec
+
 from tierd import core
-from tierd.chat.reply import Called, Piece, ReplyParser
+from tierd.chat.reply import Arguments, Called, Piece, ReplyParser
 from tierd.core import FinishedEvent, FinishReason, TextEvent
 from tierd.engine import CatalogueEntry
 from tierd.http.generation.choices import Choices
@@ -103,6 +105,7 @@ class Reply:
         self._parser = parser
         self._scoring = scoring
         self._calls = 0
+        self._arguments: list[str] = []  # of the last call
         self._generated = 0
         self._reasoning = 0
         self._told = False
@@ -138,10 +141,24 @@ class Reply:
         return self._scoring.score(pieces, event.logprobs)
 
     def _noted(self, pieces: list[Piece]) -> list[Piece | Ended]:
-        self._calls += sum(isinstance(piece, Called) for piece in pieces)
+        for piece in pieces:
+            if isinstance(piece, Called):
+                self._calls += 1
+                self._arguments.clear()
+            elif isinstance(piece, Arguments):
+                self._arguments.append(piece.text)
         return list(pieces)
 
     def _reason(self, event: FinishedEvent) -> EndReason:
         if event.reason is FinishReason.LENGTH and not self._parser.ended:
             return "length"
-        return "tool_calls" if self._calls else "stop"
+        cut_off = event.stop is not None and not _is_json("".join(self._arguments))
+        return "tool_calls" if self._calls and not cut_off else "stop"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
