@@ -39,8 +39,6 @@ memory_mb = 1
     for id in MODELS
 )
 ROUND_S, SETTLE_S = 15.0, 30.0
-# Of memory: how much more the last rounds may hold than those after the warm-up, on the median.
-SHARE, SLACK = 0.03, 2 << 20
 # Each model may have a process for its template and one for grammars, and one of each may be leaving.
 CHILDREN = 2 * (len(MODELS) + 1)
 Note = Callable[[str, object], None]
@@ -76,14 +74,19 @@ def rest(town: Town) -> None:
     time.sleep(1.0)  # what has been asked for on the way is closed, freed and joined
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    "minutes",
+    ("minutes", "share"),
     [
-        pytest.param(2, id="minutes", marks=pytest.mark.timeout(600)),
-        pytest.param(60, id="hour", marks=[pytest.mark.soak, pytest.mark.timeout(3 * 3600)]),
+        pytest.param(2, 0.15, id="minutes", marks=pytest.mark.timeout(600)),
+        pytest.param(60, 0.03, id="hour", marks=pytest.mark.timeout(3 * 3600)),
     ],
 )
-def test_nothing_grows(minutes: int, tmp_path: Path, record_property: Note) -> None:
+def test_nothing_grows(minutes: int, share: float, tmp_path: Path, record_property: Note) -> None:
+    """share: how much more memory the last third of the rounds may hold than the one before, on the median.
+
+    Within minutes pools and caches still fill.
+    """
     for seed, id in enumerate(MODELS):
         write_llama(tmp_path / f"{id}.gguf", context=1024, seed=seed)
     with daemon(tmp_path, SETTINGS) as served:
@@ -100,7 +103,7 @@ def test_nothing_grows(minutes: int, tmp_path: Path, record_property: Note) -> N
     third = len(held) // 3
     early, late = held[third : 2 * third], held[-third:]
     memory = [median(each["memory"] for each in part) for part in (early, late)]
-    assert memory[1] <= memory[0] * (1 + SHARE) + SLACK, held
+    assert memory[1] <= memory[0] * (1 + share), held
     for what in ("descriptors", "threads"):
         # Now and then one is about to be closed; what is kept for good lifts the least.
         assert min(each[what] for each in late) <= max(each[what] for each in early), held
