@@ -108,7 +108,7 @@ class TestSettings:
             ("server = ", "not valid TOML: "),
             ("[serve]\nlisten = 'x:1'", "serve is not a setting; did you mean server?"),
             ("server.listen = 'x'", "server.listen must be HOST:PORT"),
-            ("log.level = 'loud'", "log.level must be one of info, warning, error, not 'loud'"),
+            ("log.level = 'loud'", "log.level must be one of debug, info, warning, error, not 'loud'"),
             ("admin.socket = 'here'", 'admin.socket must be "auto", "off" or a path that begins with /'),
             ("admin.listen = 'x:1'", "admin.listen needs admin.token_file, a file with the token"),
             ("", "there is no [[models]] table; add one, or give --model FILE.gguf"),

@@ -141,11 +141,15 @@ def test_panels_lie_beside_and_below_each_other() -> None:
 
 @pytest.mark.parametrize(("title", "expression"), QUERIES)
 def test_each_query_gets_data(watched: Prometheus, title: str, expression: str) -> None:
-    found = watched.wait_for(filled(expression))
-    values = [float(series["value"][1]) for series in found]
-    assert not all(map(math.isnan, values))
-    if not any(word in expression for word in CALM):
-        assert max(value for value in values if not math.isnan(value)) > 0
+    assert not all(map(math.isnan, values(watched, filled(expression))))
+    if not any(word in expression for word in CALM):  # at some time in the last minutes
+        seen = values(watched, f"max_over_time(({filled(expression)})[2m:1s])")
+        assert max(value for value in seen if not math.isnan(value)) > 0
+
+
+def values(prometheus: Prometheus, expression: str) -> list[float]:
+    """Wait until an expression has values, one for each series; return them."""
+    return [float(series["value"][1]) for series in prometheus.wait_for(expression)]
 
 
 def test_each_variable_has_values(watched: Prometheus) -> None:
