@@ -14,6 +14,7 @@ import os
 import re
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, TextIO
 
@@ -89,7 +90,7 @@ class Logs:
         PROMPTS.setLevel(_NEVER)
 
 
-class _Formatter(logging.Formatter):
+class _Formatter(logging.Formatter, ABC):
     def __init__(self, *, journal: bool, prompts: bool) -> None:
         """`journal`: it reads the lines. prompts: errors may say all that they know."""
         super().__init__()
@@ -104,9 +105,9 @@ class _Formatter(logging.Formatter):
             lines = [prefix + each for line in lines for each in line.splitlines() or [""]]
         return "\n".join(lines)
 
+    @abstractmethod
     def lines(self, record: logging.LogRecord) -> list[str]:
         """Return them without their priorities."""
-        raise NotImplementedError
 
     def message(self, record: logging.LogRecord) -> str:
         """Return what a record says."""
