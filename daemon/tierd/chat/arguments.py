@@ -58,23 +58,14 @@ class ParameterMarks:
     lines: bool = False
 
 
-class TaggedArguments:
-    """Of arguments between marks. What stands between them is nobody's."""
+class Stepwise:
+    """An ArgumentsReader but for its states. Each takes what it can of the text, says if there is more."""
 
-    def __init__(self, marks: ParameterMarks, close: str, schema: Mapping[str, Any]) -> None:
-        """close: what closes the call. schema: of the arguments' object."""
-        self._marks = marks
-        self._close = close
-        self._schema = schema
-        self._between_marks = Marks([mark for mark in (marks.key, marks.last, close) if mark])
-        self._value_marks = Marks([marks.value_end])
-        self._state: Callable[[], bool] = self._between
+    def __init__(self, state: Callable[[], bool], written: str = "") -> None:
+        """`state`: the first one. written: what the JSON begins with."""
+        self._state = state
         self._text = ""
-        self._written = ["{"]
-        self._count = 0
-        self._looked = 0  # so much of a value has no end
-        self._key = ""
-        self._types: Types | None = None
+        self._written = [written]
         self._ended = False
 
     def feed(self, text: str) -> tuple[str, str | None]:
@@ -85,6 +76,23 @@ class TaggedArguments:
         written = "".join(self._written)
         self._written.clear()
         return written, self._text if self._ended else None
+
+
+class TaggedArguments(Stepwise):
+    """Of arguments between marks. What stands between them is nobody's."""
+
+    def __init__(self, marks: ParameterMarks, close: str, schema: Mapping[str, Any]) -> None:
+        """close: what closes the call. schema: of the arguments' object."""
+        self._marks = marks
+        self._close = close
+        self._schema = schema
+        self._between_marks = Marks([mark for mark in (marks.key, marks.last, close) if mark])
+        self._value_marks = Marks([marks.value_end])
+        super().__init__(self._between, "{")
+        self._count = 0
+        self._looked = 0  # so much of a value has no end
+        self._key = ""
+        self._types: Types | None = None
 
     def finish(self) -> str:
         """See ArgumentsReader."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-from tierd.chat.arguments import escaped
+from tierd.chat.arguments import Stepwise, escaped
 from tierd.chat.scanning import Marks
 from tierd.chat.schema_types import as_json
 
@@ -13,7 +12,7 @@ _OPEN, _SHUT = "{[", "}]"
 _BETWEEN = {",": ", ", ":": ": "}
 
 
-class LooseArguments:
+class LooseArguments(Stepwise):
     """See ArgumentsReader. Words are keys where a colon may follow, else numbers and the like, or texts."""
 
     def __init__(self, quote: str) -> None:
@@ -22,21 +21,9 @@ class LooseArguments:
         self._quotes = Marks([quote])
         self._word_ends = re.compile(rf"[{{}}\[\],:\"]|{re.escape(quote)}")
         self._value_ends = re.compile(rf"[{{}}\[\],\"]|{re.escape(quote)}")
-        self._state: Callable[[], bool] = self._between
-        self._text = ""
-        self._written: list[str] = []
+        super().__init__(self._between)
         self._open: list[str] = []  # brackets
         self._key = False  # what comes next is one
-        self._ended = False
-
-    def feed(self, text: str) -> tuple[str, str | None]:
-        """See ArgumentsReader."""
-        self._text += text
-        while not self._ended and self._state():
-            pass
-        written = "".join(self._written)
-        self._written.clear()
-        return written, self._text if self._ended else None
 
     def finish(self) -> str:
         """See ArgumentsReader."""
