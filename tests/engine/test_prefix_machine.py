@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -74,6 +75,7 @@ class PrefixMachine(RuleBasedStateMachine):
     """Requests come, leave, fail and are served. There may be too few pages for all that was fed."""
 
     PAGES = 11
+    STREAMS = 3
     DEPTH = 1
     steps = 0
     preemptions = 0
@@ -82,7 +84,7 @@ class PrefixMachine(RuleBasedStateMachine):
         super().__init__()
         self.faults = Faults()
         self.slot = null_slot(
-            model("null", streams=3),
+            model("null", streams=self.STREAMS),
             pages=self.PAGES,
             chunk_rows=5,
             depth=self.DEPTH,
@@ -350,6 +352,18 @@ class RoomyAheadMachine(RoomyMachine):
     DEPTH = 2
 
 
+class CrowdedMachine(AheadMachine):
+    """More streams run than there are pages for, so that some have to wait in the middle."""
+
+    STREAMS = 6
+
+    @initialize()
+    def crowd(self) -> None:
+        for first in (0, 1, 2, 0, 1, 2):
+            self.submit([first], 18)
+        self.go_on(9)
+
+
 class FarAheadMachine(PrefixMachine):
     """Three steps are in flight."""
 
@@ -360,7 +374,8 @@ def test_ten_thousand_steps() -> None:
     for machine, examples in (
         (PrefixMachine, 110),
         (RoomyMachine, 40),
-        (AheadMachine, 110),
+        (AheadMachine, 70),
+        (CrowdedMachine, 40),
         (RoomyAheadMachine, 40),
         (FarAheadMachine, 40),
     ):
@@ -371,4 +386,4 @@ def test_ten_thousand_steps() -> None:
             ),
         )
     assert PrefixMachine.steps >= STEPS, PrefixMachine.steps
-    assert PrefixMachine.preemptions > 20, PrefixMachine.preemptions
+    assert PrefixMachine.preemptions > 50, PrefixMachine.preemptions

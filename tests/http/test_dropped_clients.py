@@ -25,16 +25,18 @@ class Recorder(Gate):
     def __init__(self) -> None:
         super().__init__()
         self.batches: list[Batch] = []
+        self._let_through = 0
 
     def __call__(self, batch: Batch) -> None:
         self.batches.append(batch)
         super().__call__(batch)
 
     def next(self) -> Batch:
-        """Let the step at the gate pass; return the one that comes then."""
-        count = len(self.batches)
+        """Let the step at the gate pass, once there is one; return the one that comes then."""
+        wait_until(lambda: len(self.batches) == self._let_through + 1)
+        self._let_through += 1
         self.step()
-        wait_until(lambda: len(self.batches) == count + 1)
+        wait_until(lambda: len(self.batches) == self._let_through + 1)
         return self.batches[-1]
 
 
