@@ -124,8 +124,8 @@ def test_half_a_request_is_answered_in_time(served: Daemon) -> None:
         b"G",
         b"GET /health HTTP/1.1\r\nHost",
         b"GET /health HTTP/1.1\r\nHost: x\r\nA: b\r\n",
-        b"POST /tokenize HTTP/1.1\r\nContent-Length: 100\r\n\r\n{",
-        b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
     ]
 
     def wait_for_answer(beginning: bytes) -> float:
@@ -196,7 +196,7 @@ def test_a_wish_for_another_protocol_is_passed_over(served: Daemon) -> None:
 @pytest.mark.parametrize("declared", [9 * MIB, 10**15])
 def test_a_giant_body_is_refused_before_it_comes(served: Daemon, declared: int) -> None:
     with Wire(served.address) as wire:
-        wire.send(f"POST /tokenize HTTP/1.1\r\nContent-Length: {declared}\r\n\r\n".encode())
+        wire.send(f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {declared}\r\n\r\n".encode())
         answer = wire.answer()
         assert answer is not None
         assert answer.status == 413
@@ -206,7 +206,7 @@ def test_a_giant_body_is_refused_before_it_comes(served: Daemon, declared: int) 
 def test_a_giant_body_of_no_declared_size_is_refused_on_the_way(served: Daemon) -> None:
     memory = served.resident
     with Wire(served.address) as wire:
-        wire.send(b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        wire.send(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         for _ in range(12):
             wire.send(b"100000\r\n" + b" " * MIB + b"\r\n")
         answer = wire.answer()

@@ -6,6 +6,7 @@ What uvicorn leaves open, and this closes:
     a head that never ends        at most MOST_HEAD_BYTES, else 431
     connections without number    at most `server.connections`, else 503
     bytes that are no HTTP        400
+    a Host that is none, or many  400
     a wish for another protocol   the request is answered as it stands, the connection then closed
     a client of HTTP/1.0          no chunks: a body whose length nobody knows ends with the connection
 
@@ -22,6 +23,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tierd.errors import RequestError, UnavailableError
+from tierd.http.authority import settle_host
 from tierd.http.errors import HeadTooLargeError, LateRequestError, MalformedRequestError, describe
 from tierd.settings import ServerSettings
 
@@ -90,12 +92,17 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._await_request()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of its headers has come, with the white space behind it."""
+        super().on_header(name, value.rstrip(b" \t"))
+
     def on_headers_complete(self) -> None:
         """Its head has come whole."""
         self._in_head = False
         head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if head_bytes > MOST_HEAD_BYTES:
             raise _head_too_large()
+        settle_host(self.headers, self.url, self.parser.get_http_version())
         super().on_headers_complete()
         if self.cycle.scope["http_version"] != "1.1":
             _answer_unframed(self.cycle)
