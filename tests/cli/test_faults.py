@@ -7,10 +7,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from tierd.cli import main
 from tierd.http.listeners import listen_at
 from tierd.kv.sizing import available_memory
 from tiny import write_llama
@@ -34,16 +37,29 @@ def taken() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def fault(*arguments: str | Path, most_kib: int | None = None) -> tuple[int, str]:
-    """Run `tierd serve` to its end, in at most so much address space; return its exit code and its line."""
+def fault(*arguments: str | Path) -> tuple[int, str]:
+    """Run `tierd serve` to its end; return its exit code and its line."""
+    out, errors = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(errors):
+        code = main(["serve", *map(str, arguments)])
+    return code, line_of(out.getvalue(), errors.getvalue())
+
+
+def fault_of_a_process(*arguments: str | Path, most_kib: int | None = None) -> tuple[int, str]:
+    """Run it in a process of its own, in at most so much address space."""
     command = [sys.executable, "-m", "tierd", "serve", *map(str, arguments)]
     if most_kib is not None:
         command = ["sh", "-c", f'ulimit -v {most_kib}; exec "$@"', "sh", *command]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert run.stdout == ""
-    (line,) = run.stderr.splitlines()
+    return run.returncode, line_of(run.stdout, run.stderr)
+
+
+def line_of(out: str, errors: str) -> str:
+    """Return the only line that was said."""
+    assert out == ""
+    (line,) = errors.splitlines()
     assert line.startswith("tierd: ")
-    return run.returncode, line.removeprefix("tierd: ")
+    return line.removeprefix("tierd: ")
 
 
 def settings(folder: Path, text: str) -> Path:
@@ -71,7 +87,7 @@ class TestModelFiles:
     def test_something_else(self, tmp_path: Path) -> None:
         path = tmp_path / "page.gguf"
         path.write_bytes(b"<!DOCTYPE html>".ljust(100))
-        code, line = self.loads(path)
+        code, line = fault_of_a_process("--model", path, "--listen", "127.0.0.1:0")
         assert code == 4
         assert line == (
             f"page: {path} is not a GGUF file: it begins with b'<!DO'; fetch or convert the file again"
@@ -152,7 +168,7 @@ class TestAddresses:
     """They are found before the models are looked at: the model's file here is missing."""
 
     def test_a_port_in_use(self, taken: str) -> None:
-        assert fault("--model", "missing.gguf", "--listen", taken) == (
+        assert fault_of_a_process("--model", "missing.gguf", "--listen", taken) == (
             2,
             f"server.listen: cannot listen on {taken}: the port is in use; "
             "stop what uses it or choose another port",
@@ -192,7 +208,7 @@ class TestMemory:
 
     def test_the_system_gives_none(self, tmp_path: Path, model: Path) -> None:
         table = f"kv.memory_mb = 2500\n[[models]]\nid = 'tiny'\npath = '{model}'\nstreams = 256"
-        code, line = fault("--config", settings(tmp_path, table), most_kib=5 << 19)
+        code, line = fault_of_a_process("--config", settings(tmp_path, table), most_kib=5 << 19)
         assert code == 4
         assert line.startswith(f"tiny: {model}: no memory for ")
         assert line.endswith("lower kv.memory_mb, context or streams")
