@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import re
 import tomllib
 from pathlib import Path
@@ -159,21 +158,23 @@ def test_wrong_type_is_named(settings_file: Path, text: str, message: str) -> No
         ("server.cors_origins = ['a']", 'server.cors_origins must hold origins such as "https://chat.exa'),
         ("engine.threads = -1", "engine.threads must lie between 0 and 1024, not -1"),
         ("engine.chunk_rows = 0", "engine.chunk_rows must lie between 1 and 65536, not 0"),
-        ("kv.memory_mb = -1", "kv.memory_mb must be 0 or more, not -1"),
+        ("kv.memory_mb = -1", "kv.memory_mb must lie between 0 and 1073741824, not -1"),
         ("queue.timeout_s = 1e10", "queue.timeout_s must lie between 0 and 86400, not 10000000000.0"),
         ("queue.timeout_s = inf", "queue.timeout_s must lie between 0 and 86400, not inf"),
         ("server.reader_timeout_s = nan", "server.reader_timeout_s must lie between 0.01 and 86400, not nan"),
         ("state.interval_s = 0.09", "state.interval_s must be 0 or lie between 0.1 and 86400, not 0.09"),
         ("state.interval_s = nan", "state.interval_s must be 0 or lie between 0.1 and 86400, not nan"),
         ("server.drain_s = inf", "server.drain_s must lie between 0 and 86400, not inf"),
-        (f"server.drain_s = 1{400 * '0'}", "server.drain_s must lie between 0 and 86400, not 1000"),
+        (f"server.drain_s = 1{400 * '0'}", "server.drain_s must lie between 0 and 86400, not a number of"),
         (
             "[[models]]\nid='a'\npath='b'\nkv_dtype='f8'",
             "models[0].kv_dtype must be one of f32, f16, q8_0, tq4",
         ),
+        ('[[models]]\nid="a\\u200b"\npath="b"', "models[0].id must be a name"),
+        ('admin.socket = "/a\\u0000"', 'admin.socket must be "auto", "off" or a path that begins with /'),
         ("gpu.mode = 'on'", "gpu.mode must be one of auto, off, resident, rails, not 'on'"),
         ("gpu.require = ''", "gpu.require must be one of none, rails, resident, not ''"),
-        ("gpu.vram_limit_mb = -1", "gpu.vram_limit_mb must be 0 or more, not -1"),
+        ("gpu.vram_limit_mb = -1", "gpu.vram_limit_mb must lie between 0 and 1073741824, not -1"),
         (
             "[[models]]\nid='a'\npath='b'\nrequire='cpu'",
             "models[0].require must be one of none, rails, resident",
@@ -205,14 +206,6 @@ def test_a_tier_that_is_kept_off_cannot_be_required(settings_file: Path) -> None
     assert settings.required(settings.models[0]) == "none"
     settings = load(settings_file, f"gpu.require = 'resident'\n{table}")
     assert settings.required(settings.models[0]) == "resident"
-
-
-def test_every_number_of_seconds_has_an_end() -> None:
-    for section in dataclasses.fields(Settings):
-        if dataclasses.is_dataclass(section.default):
-            for row in dataclasses.fields(section.default):
-                if row.name.endswith("_s"):
-                    assert row.metadata["check"](math.inf), f"{section.name}.{row.name}"
 
 
 def test_models_are_told_apart(settings_file: Path) -> None:
@@ -265,6 +258,7 @@ def test_command_line_has_the_last_word(settings_file: Path) -> None:
         ([], "nowhere", "--listen 'nowhere' must be HOST:PORT"),
         (["x/a.gguf", "y/a.gguf"], None, "--model: models: the id 'a' is used twice"),
         (["a b.gguf"], None, "--model a b.gguf: its name, 'a b', must be a name"),
+        (["a\udcff.gguf"], None, "--model a\udcff.gguf: its name, 'a\\udcff', must be a name"),
     ],
 )
 def test_bad_flags_are_named(models: list[str], listen: str | None, message: str) -> None:

@@ -31,6 +31,8 @@ LOG_FORMATS = ("text", "json")
 DAY_S = 86400
 MOST_OFTEN_S = 0.1
 MOST_REGIONS = 1024
+# Characters of a value, or of a key, in a message.
+MOST_SHOWN = 200
 
 # A check answers what is wrong with a value, in words that follow "must", or "" when it is fine.
 Check = Callable[[Any], str]
@@ -60,7 +62,7 @@ def _optional_address(value: str) -> str:
 
 
 def _socket(value: str) -> str:
-    if value in ("auto", "off") or value.startswith("/"):
+    if value in ("auto", "off") or (value.startswith("/") and "\0" not in value):
         return ""
     return 'be "auto", "off" or a path that begins with /'
 
@@ -89,9 +91,9 @@ def _collector(value: str) -> str:
 
 
 def _model_id(value: str) -> str:
-    if re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", value):
+    if re.fullmatch(r"\S{1,128}", value) and value.isprintable():
         return ""
-    return "be a name of 1 to 128 characters without spaces"
+    return "be a name of 1 to 128 printable characters without spaces"
 
 
 def key_name(value: str) -> str:
@@ -101,13 +103,12 @@ def key_name(value: str) -> str:
     return "be 1 to 64 letters, digits and . _ @ -, the first a letter or digit"
 
 
-def _within(low: float, high: float | None = None) -> Check:
-    def check(value: float) -> str:
-        if value >= low and (high is None or value <= high):
-            return ""
-        return f"be {low} or more" if high is None else f"lie between {low} and {high}"
+def _within(low: float, high: float) -> Check:
+    return lambda value: "" if low <= value <= high else f"lie between {low} and {high}"
 
-    return check
+
+# Each number has an end: what is counted, and what is measured in MiB.
+_COUNT, _MEMORY_MB = _within(0, 2**31 - 1), _within(0, 2**30)
 
 
 def _interval(value: float) -> str:
@@ -209,7 +210,7 @@ class QueueSettings:
     ageing_s: by how much a priority is sooner than the next one; see `engine.queue`.
     """
 
-    capacity: int = field(default=64, metadata=_live(_within(0)))
+    capacity: int = field(default=64, metadata=_live(_COUNT))
     timeout_s: float = field(default=30.0, metadata=_live(_within(0, DAY_S)))
     ageing_s: float = field(default=5.0, metadata=_live(_within(0, 3600)))
 
@@ -218,8 +219,8 @@ class QueueSettings:
 class LimitsSettings:
     """`[limits]`: tokens a request may bring and ask for. 0: what the context allows."""
 
-    max_prompt_tokens: int = field(default=0, metadata=_live(_within(0)))
-    max_output_tokens: int = field(default=0, metadata=_live(_within(0)))
+    max_prompt_tokens: int = field(default=0, metadata=_live(_COUNT))
+    max_output_tokens: int = field(default=0, metadata=_live(_COUNT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,8 +230,8 @@ class ResponsesSettings:
     capacity: most of them. memory_mb: most MiB that they take together.
     """
 
-    capacity: int = field(default=1000, metadata=_checked(_within(0)))
-    memory_mb: int = field(default=64, metadata=_checked(_within(0)))
+    capacity: int = field(default=1000, metadata=_checked(_COUNT))
+    memory_mb: int = field(default=64, metadata=_checked(_MEMORY_MB))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +244,8 @@ class KVSettings:
     share_prefix: whether they are for prompts of any API key, or of the same one alone.
     """
 
-    memory_mb: int = field(default=0, metadata=_checked(_within(0)))
-    bank_mb: int = field(default=0, metadata=_checked(_within(0)))
+    memory_mb: int = field(default=0, metadata=_checked(_MEMORY_MB))
+    bank_mb: int = field(default=0, metadata=_checked(_MEMORY_MB))
     prefix_cache: bool = True
     share_prefix: bool = True
 
@@ -260,7 +261,7 @@ class StateSettings:
     """
 
     dir: Path | None = None
-    max_mb: int = field(default=0, metadata=_checked(_within(0)))
+    max_mb: int = field(default=0, metadata=_checked(_MEMORY_MB))
     interval_s: float = field(default=0.0, metadata=_checked(_interval))
     save_s: float = field(default=30.0, metadata=_checked(_within(0, DAY_S)))
 
@@ -281,7 +282,7 @@ class GPUSettings:
     mode: str = field(default="auto", metadata=_checked(_one_of(*GPU_MODES)))
     allow_software: bool = False
     require: str = field(default="none", metadata=_checked(_one_of(*GPU_TIERS)))
-    vram_limit_mb: int = field(default=0, metadata=_checked(_within(0)))
+    vram_limit_mb: int = field(default=0, metadata=_checked(_MEMORY_MB))
     rails_rows: int = field(default=64, metadata=_checked(_within(1, 65535)))
     cooperative_matrix: bool = False
 
@@ -326,7 +327,7 @@ class ModelSettings:
     id: str = field(metadata=_checked(_model_id))
     path: Path
     default: bool = False
-    context: int = field(default=0, metadata=_checked(_within(0)))
+    context: int = field(default=0, metadata=_checked(_COUNT))
     ctx_strict: bool = False
     streams: int = field(default=8, metadata=_checked(_within(1, 1024)))
     regions: int = field(default=0, metadata=_checked(_within(0, MOST_REGIONS)))
@@ -340,13 +341,13 @@ class ModelSettings:
     pooling: str = field(default="", metadata=_checked(_optional(_one_of(*POOLINGS))))
     matryoshka: bool = False
     temperature: float = field(default=1.0, metadata=_checked(_within(0, 100)))
-    top_k: int = field(default=0, metadata=_checked(_within(0)))
+    top_k: int = field(default=0, metadata=_checked(_COUNT))
     top_p: float = field(default=1.0, metadata=_checked(_within(0, 1)))
     min_p: float = field(default=0.0, metadata=_checked(_within(0, 1)))
     repeat_penalty: float = field(default=1.0, metadata=_checked(_within(0.01, 100)))
     presence_penalty: float = field(default=0.0, metadata=_checked(_within(-2, 2)))
     frequency_penalty: float = field(default=0.0, metadata=_checked(_within(-2, 2)))
-    penalty_window: int = field(default=0, metadata=_checked(_within(0)))
+    penalty_window: int = field(default=0, metadata=_checked(_COUNT))
 
     @property
     def codec(self) -> str:
@@ -363,9 +364,9 @@ class KeySettings:
     """
 
     name: str = field(default="", metadata=_checked(_optional(key_name)))
-    requests: int = field(default=0, metadata=_checked(_within(0)))
-    requests_per_minute: int = field(default=0, metadata=_checked(_within(0)))
-    tokens_per_minute: int = field(default=0, metadata=_checked(_within(0)))
+    requests: int = field(default=0, metadata=_checked(_COUNT))
+    requests_per_minute: int = field(default=0, metadata=_checked(_COUNT))
+    tokens_per_minute: int = field(default=0, metadata=_checked(_COUNT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -642,7 +643,7 @@ def _values(origin: _Origin, prefix: str, kind: type[_Section], table: Mapping[s
             value = _convert(origin, key, hints[row.name], given, locate)
             complaint = row.metadata["check"](value) if "check" in row.metadata else ""
             if complaint:
-                raise origin.fault(key, f"must {complaint}, not {given!r}")
+                raise origin.fault(key, f"must {complaint}, not {_shown(given)}")
             values[row.name] = value
     return values
 
@@ -652,7 +653,7 @@ def _refuse_unknown(origin: _Origin, prefix: str, table: Mapping[str, Any], know
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean {prefix}{near[0]}?" if near else "known here: " + ", ".join(sorted(known))
-            raise origin.fault(prefix + key, f"is not a setting; {hint}")
+            raise origin.fault(prefix + _short(key), f"is not a setting; {hint}")
 
 
 def _convert(origin: _Origin, key: str, wanted: Any, value: Any, locate: Callable[[Path, str], Path]) -> Any:
@@ -671,10 +672,24 @@ def _convert(origin: _Origin, key: str, wanted: Any, value: Any, locate: Callabl
             try:
                 return locate(origin.folder, value)
             except RuntimeError as error:
-                raise origin.fault(key, f"begins with a ~ of nobody: {value!r}") from error
+                raise origin.fault(key, f"begins with a ~ of nobody: {_shown(value)}") from error
         if wanted is not Path:
             return None
-    raise origin.fault(key, f"must be {_WORDS.get(wanted, 'a path in quotes')}, not {value!r}")
+    raise origin.fault(key, f"must be {_WORDS.get(wanted, 'a path in quotes')}, not {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """Return a value of a file for the line that refuses it, whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    try:
+        return _short(repr(value))
+    except (RecursionError, ValueError):  # nested deeply; or such a number is in it
+        return "what is there"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…"
 
 
 _WORDS: Mapping[Any, str] = {

@@ -53,7 +53,7 @@ def test_what_may_change_while_tierd_runs_is_marked() -> None:
 @pytest.mark.parametrize(
     ("section", "name", "said"),
     [
-        ("queue", "capacity", "It must be 0 or more."),
+        ("queue", "capacity", "It must lie between 0 and 2147483647."),
         ("models", "weight", "It must lie between 1 and 1000."),
         ("switch", "resume", "It must be one of device, cpu."),
         ("models", "kv_dtype", 'It must be one of f32, f16, q8_0, tq4, or "".'),

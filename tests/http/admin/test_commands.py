@@ -192,7 +192,7 @@ def test_another_file_may_take_a_name_that_is_free(house: House, tiny_model: Mod
         ("/models/load", {"path": "x", "default": True}, 400, "default", "default is not a setting"),
         ("/models/load", {"path": "x", "streams": 0}, 400, "streams", "streams must lie between 1 and 1024"),
         ("/models/load", {"path": "x", "pin": "yes"}, 400, "pin", "pin must be true or false, not 'yes'"),
-        ("/models/load", {"path": "x", "id": "a b"}, 400, "id", "id must be a name of 1 to 128 characters"),
+        ("/models/load", {"path": "x", "id": "a b"}, 400, "id", "id must be a name of 1 to 128 printable"),
         ("/models/load", {"path": 7}, 400, "path", "path must be a path in quotes, not 7"),
         ("/models/load", {"path": "x", "require": "resident"}, 400, "require", "'x' cannot be resident"),
         ("/models/load", [1], 400, None, "the body: expected `object`, got `array`"),
