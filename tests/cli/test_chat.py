@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from cli.terminal import terminal
 from live import Gated, Live, serve, wait_until
 from live_script import ScriptedBackend
+from tierd.cli import main
 from tierd.settings import ModelSettings
 
 GREEDY = ("--temperature", "0", "--max-tokens", "24")
@@ -35,10 +37,20 @@ def answer(live: Live, *messages: str, model: str = "tiny", system: str = "") ->
 
 
 def piped(url: str, text: str | bytes, *options: str) -> tuple[int, str, str]:
-    """Chat through a pipe; return the exit code, standard output and standard error."""
+    """Chat with stand-ins for pipes; return the exit code, standard output and standard error."""
+    raw = text.encode() if isinstance(text, str) else text
+    streams = {"stdin": BytesIO(raw), "stdout": BytesIO(), "stderr": BytesIO()}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stream in streams.items():
+            patch.setattr(sys, name, TextIOWrapper(stream, "utf-8", write_through=True))
+        code = main(["chat", "--url", url, *GREEDY, *options])
+        return code, streams["stdout"].getvalue().decode(), streams["stderr"].getvalue().decode()
+
+
+def piped_to_a_process(url: str, text: bytes) -> tuple[int, str, str]:
     run = subprocess.run(
-        [sys.executable, "-m", "tierd", "chat", "--url", url, *GREEDY, *options],
-        input=text.encode() if isinstance(text, str) else text,
+        [sys.executable, "-m", "tierd", "chat", "--url", url, *GREEDY],
+        input=text,
         capture_output=True,
         timeout=30,
         check=False,
@@ -50,7 +62,7 @@ class TestPipe:
     def test_lines_are_questions_of_one_conversation(self, live: Live) -> None:
         first = answer(live, "hello")
         second = answer(live, "hello", first, "again")
-        assert piped(live.url, "hello\n\nagain") == (0, f"{first}\n{second}\n", "")
+        assert piped_to_a_process(live.url, b"hello\n\nagain") == (0, f"{first}\n{second}\n", "")
 
     def test_options_reach_the_model(self, live: Live) -> None:
         wanted = answer(live, "hello", model="other", system="be brief")
@@ -64,7 +76,8 @@ class TestPipe:
         assert piped(live.url, "one\\")[1] == answer(live, "one") + "\n"
 
     def test_bytes_that_are_no_text_are_replaced(self, live: Live) -> None:
-        assert piped(live.url, b"a\xffb\n")[1] == answer(live, "a�b") + "\n"
+        for pipe in piped, piped_to_a_process:
+            assert pipe(live.url, b"a\xffb\n")[1] == answer(live, "a�b") + "\n"
 
     def test_the_url_may_be_that_of_the_api(self, live: Live) -> None:
         assert piped(f"{live.url}/v1/", "hello\n")[1] == answer(live, "hello") + "\n"
