@@ -83,6 +83,15 @@ def house() -> Iterator[House]:
         yield House(live, url(door), stage)
 
 
+@pytest.fixture(scope="module")
+def guarded(tiny_model: ModelSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    keys = tmp_path_factory.mktemp("guarded") / "keys"
+    keys.write_text(f"{line_of('alice', 'of-alice')}\n")
+    keys.chmod(0o600)
+    with serve([tiny_model], server=ServerSettings(api_keys_file=keys)) as live:
+        yield live
+
+
 def looked_at(browser: Browser, address: str, **context: object) -> Iterator[Looked]:
     """Open a page; at the end it must not have met an error or asked anybody else."""
     page = browser.new_page(**context)  # type: ignore[arg-type]
@@ -169,23 +178,17 @@ def test_what_the_daemon_refuses_is_said(talking: Looked) -> None:
     talking.said.clear()  # the browser notes the refusal too
 
 
-def test_with_keys_streams_are_not_shown_and_the_chat_takes_a_key(
-    browser: Browser, tiny_model: ModelSettings, tmp_path: Path
-) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(f"{line_of('alice', 'of-alice')}\n")
-    keys.chmod(0o600)
-    with serve([tiny_model], server=ServerSettings(api_keys_file=keys)) as live:
-        for looked in looked_at(browser, live.url):
-            page = looked.page
-            expect(page.locator("#streams")).to_contain_text("Not shown here")
-            page.get_by_label("Message").fill("hello")
-            page.get_by_role("button", name="Send").click()
-            expect(page.locator(".turn.is-assistant")).to_contain_text("needs an API key")
-            page.get_by_label("API key").fill("of-alice")
-            page.get_by_label("Message").fill("hello")
-            page.get_by_role("button", name="Send").click()
-            expect(page.locator("#chat-figures")).to_contain_text("per second")
+def test_with_keys_streams_are_not_shown_and_the_chat_takes_a_key(browser: Browser, guarded: Live) -> None:
+    for looked in looked_at(browser, guarded.url):
+        page = looked.page
+        expect(page.locator("#streams")).to_contain_text("Not shown here")
+        page.get_by_label("Message").fill("hello")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator(".turn.is-assistant")).to_contain_text("needs an API key")
+        page.get_by_label("API key").fill("of-alice")
+        page.get_by_label("Message").fill("hello")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("#chat-figures")).to_contain_text("per second")
 
 
 def test_names_are_text_and_never_markup(browser: Browser, tiny_model: ModelSettings) -> None:
@@ -210,27 +213,48 @@ def test_the_keyboard_reaches_everything_in_order(public: Looked) -> None:
     ]  # fmt: skip
 
 
-# WCAG 2.2, 1.4.3: 4.5 to 1, by the formula of its "relative luminance". Returns the texts that have less.
+# WCAG 2.2, 1.4.3 and 1.4.11: texts 4.5 to 1, borders of fields 3 to 1, by the formula of its "relative
+# luminance". Returns what has less, placeholders and what is in motion among them.
 PALE = """() => {
   const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-  const rgb = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const rgba = (colour) => [...colour.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
   const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const over = ([r, g, b, a], [x, y, z]) => [[r, x], [g, y], [b, z]].map(([c, d]) => c * a + d * (1 - a));
   const ground = (node) => {
-    for (; node; node = node.parentElement) {
-      const colour = rgb(getComputedStyle(node).backgroundColor);
-      if (colour.length === 3 || colour[3] === 1) return colour;
-    }
-    return [255, 255, 255];
+    if (!node) return [255, 255, 255];
+    const colour = rgba(getComputedStyle(node).backgroundColor);
+    return colour[3] === 1 ? colour : over(colour, ground(node.parentElement));
+  };
+  const opacity = (node) => node ? getComputedStyle(node).opacity * opacity(node.parentElement) : 1;
+  const contrast = (colour, share, below) => {
+    const [r, g, b, a] = rgba(colour);
+    const [one, other] = [light(over([r, g, b, a * share], below)), light(below)].sort((x, y) => y - x);
+    return (one + 0.05) / (other + 0.05);
   };
   const pale = [];
+  const check = (what, least, found) => found < least && pale.push(`${what}: ${found.toFixed(2)}`);
   for (const node of document.body.querySelectorAll("*")) {
+    if (node.disabled || node.closest("noscript") || !node.checkVisibility()) continue;
+    const field = node.matches("input, select, textarea"), style = getComputedStyle(node);
     const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-    if (!own || node.disabled || node.closest("noscript") || !node.checkVisibility()) continue;
-    const [a, b] = [light(rgb(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
-    const contrast = (a + 0.05) / (b + 0.05);
-    if (contrast < 4.5) pale.push(`${node.textContent.trim().slice(0, 30)}: ${contrast.toFixed(2)}`);
+    const name = node.id || node.textContent.trim().slice(0, 30);
+    if (own || field) check(name, 4.5, contrast(style.color, opacity(node), ground(node)));
+    if (field) check(`border of ${name}`, 3, contrast(style.borderTopColor, 1, ground(node.parentElement)));
+    if (node.placeholder) {
+      const {color, opacity: share} = getComputedStyle(node, "::placeholder");
+      check(`placeholder of ${name}`, 4.5, contrast(color, share * opacity(node), ground(node)));
+    }
   }
   return pale;
+}"""
+# What is shown while a model is loaded, as faint as it ever is.
+LOADING = """() => {
+  const line = document.createElement("p");
+  line.className = "loading";
+  line.textContent = "b is being loaded";
+  document.querySelector("main").append(line);
+  for (const motion of line.getAnimations()) { motion.pause(); motion.currentTime = 0; }
+  return line.getAnimations().length;
 }"""
 
 
@@ -241,7 +265,16 @@ def test_every_text_stands_out(browser: Browser, house: House, scheme: str) -> N
         ground = looked.page.evaluate("getComputedStyle(document.body).backgroundColor")
         red = int(re.findall(r"\d+", ground)[0])
         assert red > 128 if scheme == "light" else red < 128
+        assert looked.page.evaluate(LOADING) == 1
         assert looked.page.evaluate(PALE) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_fields_for_keys_stand_out(browser: Browser, house: House, guarded: Live, scheme: str) -> None:
+    for address, field in ((house.admin, "Admin token"), (guarded.url, "API key")):
+        for looked in looked_at(browser, address, color_scheme=scheme):
+            expect(looked.page.get_by_label(field)).to_be_visible()
+            assert looked.page.evaluate(PALE) == []
 
 
 WIDE = """(streams) => {
