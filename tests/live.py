@@ -114,7 +114,8 @@ def serve(
         roster, operations = Roster(settings), Operations()
         app = create_app(engine, mailboxes, metrics, roster, settings, (parts or {}).get("traces"))
         beside = [
-            AdminServer(create_admin_app(engine, roster, operations, token), door) for door, token in admin
+            AdminServer(create_admin_app(engine, roster, operations, metrics, token), door)
+            for door, token in admin
         ]
         server = Server(app, engine, listener, on_listening, beside, settings.server)
         thread = threading.Thread(target=server.serve_until_stopped)

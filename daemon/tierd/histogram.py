@@ -22,6 +22,11 @@ class Observed:
         self.total = 0.0
         self._bounds = bounds
 
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
     def observe(self, value: float) -> None:
         """Count a value."""
         self.counts[bisect_left(self._bounds, value)] += 1

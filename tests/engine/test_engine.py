@@ -509,10 +509,6 @@ def test_the_metrics_tell_what_happened() -> None:
         assert sample("tierd_time_to_first_token_seconds_count") == 1
         assert sample("tierd_inter_token_seconds_count") == 2
         assert sample("tierd_request_duration_seconds_count") == 2
-        totals = harness.engine.snapshot.models["null"].totals
-        assert (totals.generated, totals.first_tokens, totals.gaps) == (3, 1, 2)
-        assert totals.first_token_s == sample("tierd_time_to_first_token_seconds_sum")
-        assert totals.gap_s == sample("tierd_inter_token_seconds_sum")
         for outcome in ("length", "cancelled"):
             value = harness.metrics.registry.get_sample_value(
                 "tierd_requests_total", {"model": "null", "outcome": outcome}

@@ -53,11 +53,12 @@ def open_nothing(settings: ModelSettings) -> Slot:
 def get(path: str, snapshot: Snapshot | None = None, tier: TierStatus | None = None) -> Any:
     """Ask the admin API of an engine that has published a snapshot, and whose device stands so."""
     status = tier or TierStatus()
-    engine = Engine(lambda events: None, open_slot=open_nothing, metrics=Metrics("test"), tier=lambda: status)
+    metrics = Metrics("test")
+    engine = Engine(lambda events: None, open_slot=open_nothing, metrics=metrics, tier=lambda: status)
     engine._loop.snapshot = snapshot or Snapshot()
 
     async def ask() -> Any:
-        transport = httpx.ASGITransport(create_admin_app(engine, Roster(Settings()), Operations()))
+        transport = httpx.ASGITransport(create_admin_app(engine, Roster(Settings()), Operations(), metrics))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             response = await client.get(path)
             assert response.status_code == 200

@@ -94,7 +94,7 @@ def run(settings: Settings, read: Callable[[], Settings]) -> None:
         try:
             roster, operations = Roster(settings), Operations()
             admin = [
-                AdminServer(create_admin_app(engine, roster, operations, token), listener)
+                AdminServer(create_admin_app(engine, roster, operations, metrics, token), listener)
                 for listener, token in doors.listeners
             ]
             supervision = Supervision(notifier, engine, operations)

@@ -11,7 +11,6 @@ from tierd.engine.snapshot import (
     Snapshot,
     SwitchRecord,
     SwitchSnapshot,
-    Totals,
 )
 
 __all__ = [
@@ -26,5 +25,4 @@ __all__ = [
     "Snapshot",
     "SwitchRecord",
     "SwitchSnapshot",
-    "Totals",
 ]

@@ -12,7 +12,7 @@ from prometheus_client import Counter as Metric
 
 from tierd.backends.protocol import Result
 from tierd.core import FailedEvent, Request, Sequence, TerminalEvent
-from tierd.engine.snapshot import Snapshot, Totals
+from tierd.engine.snapshot import Snapshot
 from tierd.engine.spans import spans_of
 from tierd.engine.timeline import Timeline
 from tierd.errors import (
@@ -37,16 +37,12 @@ LATEST = 0.125
 
 
 class Ledger:
-    """What is measured and logged about requests and steps. Never says a word of their text.
-
-    totals: by model.
-    """
+    """What is measured and logged about requests and steps. Never says a word of their text."""
 
     def __init__(
         self, metrics: Metrics, configured: Collection[str] = (), traces: Traces | None = None
     ) -> None:
         """configured: models that the settings name. traces: take the spans of requests."""
-        self.totals: dict[str, Totals] = {}
         self._metrics = metrics
         self._traces = traces or Traces()
         self._configured = frozenset(configured)
@@ -112,7 +108,6 @@ class Ledger:
         """Note a step that is done and about to be committed, and the tokens that came of it."""
         metrics, model, now = self._metrics, slot.id, time.monotonic()
         first, between = metrics.time_to_first_token.labels(model), metrics.inter_token.labels(model)
-        totals = self.totals.setdefault(model, Totals())
         prefill = metrics.prefill.labels(model)
         fed = sampled = discarded = 0
         for sequence, chunk, token in zip(step.sequences, step.chunks, tokens, strict=True):
@@ -128,16 +123,11 @@ class Ledger:
             if timeline.last_token is None:
                 timeline.first_token = now
                 first.observe(now - timeline.submitted)
-                totals.first_tokens += 1
-                totals.first_token_s += now - timeline.submitted
                 assert timeline.started is not None
                 prefill.observe(now - timeline.started)
             else:
                 between.observe(now - timeline.last_token)
-                totals.gaps += 1
-                totals.gap_s += now - timeline.last_token
             timeline.last_token = now
-        totals.generated += sampled
         fed += sum(len(guest.chunk.tokens) for guest in step.guests)
         metrics.prompt_tokens.labels(model).inc(fed)
         metrics.generated_tokens.labels(model).inc(sampled)
@@ -159,7 +149,6 @@ class Ledger:
     def forget(self, model: str) -> None:
         """Forget a model that is not served any more; what was counted stays."""
         self._service_s.pop(model, None)
-        self.totals.pop(model, None)
         self._preemptions.pop(model, None)
         self._claims.pop(model, None)
 

@@ -309,7 +309,6 @@ class Loop:
             self._fallbacks.passes,
             self._bank,
             self._dance,
-            self._ledger.totals,
         )
         self._ledger.published(self.snapshot)
         self._streams.hand_over()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -117,20 +116,6 @@ class SwitchRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class Totals(msgspec.Struct, kw_only=True):
-    """What a model has done since it was loaded. generated: tokens.
-
-    first_tokens: of requests, and the seconds from their submission in all. gaps: between two tokens of one
-    request, and their seconds in all.
-    """
-
-    generated: int = 0
-    first_tokens: int = 0
-    first_token_s: float = 0.0
-    gaps: int = 0
-    gap_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Rails:
     """Layers whose matmuls are on the device, of all that may be. failure: why none is, "" while it works."""
@@ -184,7 +169,6 @@ class ModelSnapshot:
     claims: Mapping[str, int] = field(default_factory=dict)
     sessions: tuple[SessionSnapshot, ...] = ()
     passes: Mapping[PassReason, int] = field(default_factory=dict)
-    totals: Totals = field(default_factory=Totals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +190,11 @@ def observe(
     passes: Mapping[str, Passes] | None = None,
     bank: Bank | None = None,
     dance: Dance | None = None,
-    totals: Mapping[str, Totals] | None = None,
 ) -> Snapshot:
-    """Return how things stand. Called on the engine thread. passes, totals: by model."""
-    passes, totals = passes or {}, totals or {}
+    """Return how things stand. Called on the engine thread. passes: by model."""
+    passes = passes or {}
     return Snapshot(
-        {slot.id: _model(slot, passes.get(slot.id), totals.get(slot.id)) for slot in slots},
+        {slot.id: _model(slot, passes.get(slot.id)) for slot in slots},
         BankSnapshot() if bank is None else _bank(bank),
         None if dance is None or dance.switch is None else _switch(dance.switch),
         0 if dance is None else dance.switches,
@@ -239,7 +222,7 @@ def _switch(switch: Switch) -> SwitchSnapshot:
     )
 
 
-def _model(slot: Slot, passes: Passes | None, totals: Totals | None) -> ModelSnapshot:
+def _model(slot: Slot, passes: Passes | None) -> ModelSnapshot:
     room, home, streams = slot.home.room, slot.home, slot.streams
     places = [slot] if slot.understudy is None else [slot, slot.understudy]
     rails = _rails(slot)
@@ -268,7 +251,6 @@ def _model(slot: Slot, passes: Passes | None, totals: Totals | None) -> ModelSna
         claims=home.regions.counts if isinstance(home, DeviceHome) else {},
         sessions=tuple(_session(slot, sequence) for sequence in streams),
         passes={} if passes is None else passes.status,
-        totals=Totals() if totals is None else copy.copy(totals),
     )
 
 

@@ -82,7 +82,7 @@ def create_app(
             *HealthRoutes(engine).routes(),
             *MetricsRoutes(metrics).routes(),
             openapi_route(guarded=keys is not None),
-            *PageRoutes(engine, roster, guarded=keys is not None).routes(),
+            *PageRoutes(engine, roster, metrics, guarded=keys is not None).routes(),
         ],
         middleware=[
             *cors(settings.server.cors_origins),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from live import Gated, Live, serve, wait_until
 from live_admin import TOKEN, Administered, administered, body
@@ -92,8 +93,28 @@ def test_the_state_tells_of_models_and_streams_but_not_what_is_said(gated: Gated
     (session,) = state["sessions"]
     assert (session["model"], session["generated"]) == ("tiny", 0)
     assert SECRET not in response.text
+
+
+def test_the_page_tells_what_the_metrics_tell(gated: Gated) -> None:
+    live = gated.live
+    gated.gate.open()
+    for tokens in (1, 5):
+        live.post("/v1/completions", {"prompt": "a", "max_tokens": tokens, "ignore_eos": True})
+    samples = {
+        sample.name.removeprefix("tierd_"): sample.value
+        for family in text_string_to_metric_families(live.get("/metrics").text)
+        for sample in family.samples
+        if sample.labels == {"model": "tiny"}
+    }
     totals = live.get(STATE).json()["models"][0]["totals"]
-    assert (totals["first_tokens"], totals["generated"]) == (1, totals["gaps"] + 1)
+    assert totals == {
+        "generated": samples["generated_tokens_total"],
+        "first_tokens": samples["time_to_first_token_seconds_count"],
+        "first_token_s": samples["time_to_first_token_seconds_sum"],
+        "gaps": samples["inter_token_seconds_count"],
+        "gap_s": samples["inter_token_seconds_sum"],
+    }
+    assert totals["generated"] >= 6
 
 
 def test_with_keys_the_page_is_open_and_tells_nothing_of_streams(guarded: Live) -> None:

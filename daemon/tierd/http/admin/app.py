@@ -29,6 +29,7 @@ from tierd.http.page import PageRoutes, is_page_file
 from tierd.http.roster import Roster
 from tierd.http.shapes import json_response
 from tierd.http.tier_views import Bank, Pages, PassesView, RegionsView, SessionsView, Switch, TierView
+from tierd.metrics import Metrics
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,11 +264,11 @@ class TokenGate:
 
 
 def create_admin_app(
-    engine: Engine, roster: Roster, operations: Operations, token: str | None = None
+    engine: Engine, roster: Roster, operations: Operations, metrics: Metrics, token: str | None = None
 ) -> Starlette:
     """Return the admin application; with a token it asks every caller for it.
 
-    roster: that of the public application. operations: those of all admin applications.
+    roster, metrics: those of the public application. operations: those of all admin applications.
     """
     gates = [] if token is None else [Middleware(TokenGate, token=token)]
     app = Starlette(
@@ -275,7 +276,7 @@ def create_admin_app(
             *AdminRoutes(engine, roster).routes(),
             *CommandRoutes(engine, roster, operations).routes(),
             *OperationRoutes(operations).routes(),
-            *PageRoutes(engine, roster, admin=True).routes(),
+            *PageRoutes(engine, roster, metrics, admin=True).routes(),
         ],
         middleware=[Middleware(ErrorBoundary), Middleware(Doors), *gates],
         exception_handlers={HTTPException: route_error},

@@ -13,6 +13,7 @@ from tierd.http.page.files import file_routes
 from tierd.http.page.state import page_state
 from tierd.http.roster import Roster
 from tierd.http.shapes import json_response
+from tierd.metrics import Metrics
 
 STATE = "/page/state.json"
 
@@ -25,10 +26,19 @@ def is_page_file(path: str) -> bool:
 class PageRoutes:
     """Endpoints `/` and `/page/…`: the page, and how things stand, once a second while somebody looks."""
 
-    def __init__(self, engine: Engine, roster: Roster, *, admin: bool = False, guarded: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        roster: Roster,
+        metrics: Metrics,
+        *,
+        admin: bool = False,
+        guarded: bool = False,
+    ) -> None:
         """admin: it is the admin listener's. guarded: API keys are asked for, on the public one."""
         self._engine = engine
         self._roster = roster
+        self._metrics = metrics
         self._admin = admin
         self._guarded = guarded
         self._started = time.monotonic()
@@ -42,6 +52,7 @@ class PageRoutes:
         state = page_state(
             self._engine,
             self._roster,
+            self._metrics,
             started=self._started,
             admin=self._admin,
             guarded=self._guarded,

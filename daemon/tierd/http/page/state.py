@@ -7,9 +7,37 @@ import time
 import msgspec
 
 from tierd import __version__
-from tierd.engine import CatalogueEntry, Engine, ModelSnapshot, SwitchRecord, Totals
+from tierd.engine import CatalogueEntry, Engine, ModelSnapshot, SwitchRecord
 from tierd.http.roster import Roster
 from tierd.http.tier_views import Bank, Pages, Pass, Session, SessionsView, Switch, TierView
+from tierd.metrics import Metrics
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model has done since the start, as its metrics have it. generated: tokens.
+
+    first_tokens: of requests, and the seconds from their submission in all. gaps: between two tokens of one
+    request, and their seconds in all.
+    """
+
+    generated: int
+    first_tokens: int
+    first_token_s: float
+    gaps: int
+    gap_s: float
+
+    @classmethod
+    def of(cls, metrics: Metrics, model: str) -> Totals:
+        """Return a model's."""
+        first, between = metrics.time_to_first_token.labels(model), metrics.inter_token.labels(model)
+        (generated,) = metrics.generated_tokens.labels(model).collect()
+        return cls(
+            generated=int(generated.samples[0].value),
+            first_tokens=first.count,
+            first_token_s=first.total,
+            gaps=between.count,
+            gap_s=between.total,
+        )
 
 
 class PageRegion(msgspec.Struct, frozen=True):
@@ -23,7 +51,7 @@ class PageRegion(msgspec.Struct, frozen=True):
 class PageModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is loaded. Fields are those of the admin API's /status, /slots and /passes.
 
-    totals: since it was loaded; rates are made of what they grow by.
+    totals: rates are made of what they grow by.
     """
 
     id: str
@@ -81,7 +109,14 @@ class PageState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def page_state(
-    engine: Engine, roster: Roster, *, started: float, admin: bool, guarded: bool, sessions: bool
+    engine: Engine,
+    roster: Roster,
+    metrics: Metrics,
+    *,
+    started: float,
+    admin: bool,
+    guarded: bool,
+    sessions: bool,
 ) -> PageState:
     """Return how things stand. started: monotonic seconds. sessions: whether to tell of streams."""
     snapshot, catalogue, now = engine.snapshot, engine.catalogue, time.monotonic()
@@ -93,7 +128,7 @@ def page_state(
         draining=catalogue.closed,
         device=TierView.of(engine.tier),
         models=[
-            _model(entry, snapshot.models[id])
+            _model(entry, snapshot.models[id], Totals.of(metrics, id))
             for id, entry in catalogue.entries.items()
             if id in snapshot.models
         ],
@@ -106,7 +141,7 @@ def page_state(
     )
 
 
-def _model(entry: CatalogueEntry, model: ModelSnapshot) -> PageModel:
+def _model(entry: CatalogueEntry, model: ModelSnapshot, totals: Totals) -> PageModel:
     return PageModel(
         id=entry.id,
         default=entry.default,
@@ -126,7 +161,7 @@ def _model(entry: CatalogueEntry, model: ModelSnapshot) -> PageModel:
         regions=[PageRegion(region.region, region.state, region.positions) for region in model.regions],
         region_positions=model.region_positions,
         passes=Pass.all_of(model),
-        totals=model.totals,
+        totals=totals,
     )
 
 
