@@ -17,6 +17,8 @@ from engine.manual import Board, BoardExecutor, Clock, ManualLoop
 from engine.null_slot import request
 from engine.null_stage import NullStage, seated_slot
 from tierd.core import FailedEvent, FinishedEvent, PassReason
+from tierd.engine.dance import Dance
+from tierd.engine.ledger import Ledger
 from tierd.engine.messages import Activate, Load, Message, Stop, Taken, Unload
 from tierd.errors import DeviceLostError, DeviceMemoryError, QueueFullError, TierdError, UnavailableError
 from tierd.kv.bank import Bank
@@ -567,3 +569,34 @@ def test_a_model_whose_room_one_that_is_loaded_takes_comes_nevertheless(forced: 
             it.said("a")
         assert it.stage.reservations.held == {"a": 6}
         assert not it.passes()
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "part"),
+    [
+        ("a", Dance, "_rules"),
+        ("b", Dance, "_outgoing_for"),
+        ("b", Dance, "_begin"),
+        ("b", Ledger, "switched"),
+    ],
+)
+def test_a_wish_is_answered_once_though_the_engine_fails_at_it(
+    name: str, owner: type, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever that is: "a" is there already, "b" has to come."""
+
+    def fault(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of the engine")
+
+    with played() as it:
+        monkeypatch.setattr(owner, part, property(fault) if part == "_rules" else fault)
+        activated: Future[Any] = Future()
+
+        def wish() -> None:
+            it.tell(Activate(name, activated))
+            it.until(activated.done, "gpu")
+
+        with pytest.raises(RuntimeError, match="a fault of the engine"):
+            wish()
+        it.loop.break_down()
+        assert isinstance(activated.exception(0), UnavailableError)

@@ -388,7 +388,6 @@ class Dance:
     def _settle(self, switch: Switch) -> None:
         """Book a switch that has ended."""
         self.switch, now = None, self._clock()
-        wanting, self._wanting = self._wanting, None
         self.recent = (*self.recent, _record(switch, now))[-_REMEMBERED:]
         self._ledger.switched(switch.incoming, switch.reason, switch.seconds, failed=switch.error is not None)
         for slot in (*switch.outgoing, *([] if switch.incoming is None else [switch.incoming])):
@@ -410,12 +409,14 @@ class Dance:
                     self._kept[switch.incoming] = now + self._rules.hold_s
             phases = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in switch.seconds.items())
             log.info("switch: done in %.2f s (%s)", now - switch.began, phases)
-        if wanting is not None and crowded:
-            self._wanted.appendleft(wanting)
-        elif wanting is not None and switch.error is not None:
-            self._answers.refuse(wanting.activated, switch.error)
-        elif wanting is not None:
-            self._answers.give(wanting.activated, dict(switch.seconds))
+        if self._wanting is not None:
+            if crowded:
+                self._wanted.appendleft(self._wanting)
+            elif switch.error is not None:
+                self._answers.refuse(self._wanting.activated, switch.error)
+            else:
+                self._answers.give(self._wanting.activated, dict(switch.seconds))
+            self._wanting = None
 
     def _is_crowded_out(self, switch: Switch) -> bool:
         """Whether others than those who were to leave have the room that the newcomer was to have."""
