@@ -474,6 +474,11 @@ class Chunk:
     targets: tuple[int, ...] = ()
 
     @property
+    def end(self) -> int:
+        """The position behind its last row."""
+        return self.start + len(self.tokens)
+
+    @property
     def draws(self) -> bool:
         """Whether a token comes of it."""
         return len(self.logit_rows) > len(self.targets)

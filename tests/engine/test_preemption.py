@@ -243,6 +243,32 @@ def test_those_that_come_back_are_waited_for(what: str) -> None:
         assert not bank.entries
 
 
+@pytest.mark.parametrize("bank", BANKS.values(), ids=BANKS)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_is_fed_again_is_counted(bank: int | None, depth: int) -> None:
+    """Each row that counts was fed for the first time, or again."""
+    asked, there = talks(6), None if bank is None else Bank(bank)
+    few = {"pages": 9, "bank": there, "depth": depth, "prefix_cache": False}
+    with running(model("null", streams=4), engine={"bank": there}, **few) as house:
+        for one in asked:
+            house.engine.submit(one)
+        ends = [house.mail.terminal(one.id) for one in asked]
+        house.snapshot_when(lambda _: house.rests())
+        sample = partial(house.metrics.registry.get_sample_value, labels={"model": "null"})
+    assert all(isinstance(end, FinishedEvent) and not end.usage.cached_tokens for end in ends)
+    prompts = sum(len(one.prompt) for one in asked)
+    once = prompts + sum(one.max_tokens - 1 for one in asked)
+    rows, discarded = sample("tierd_step_rows_sum"), sample("tierd_rows_discarded_total")
+    again, fed = sample("tierd_kv_reprefilled_tokens_total"), sample("tierd_prompt_tokens_total")
+    assert rows is not None
+    assert discarded is not None
+    assert again == rows - discarded - once
+    assert (again > 0) is (bank != ROOM)
+    assert fed is not None
+    assert prompts <= fed <= prompts + again
+    assert (fed > prompts) is (bank != ROOM)
+
+
 # ---- Whatever it is that was asked for
 
 PROMPT = bytes(range(60, 80))

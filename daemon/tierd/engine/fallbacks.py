@@ -18,7 +18,6 @@ import numpy as np
 from tierd.backends.rails.executor import RailsExecutor
 from tierd.core import Chunk, FailedEvent, FinishedEvent, FinishReason, PassReason, Sequence
 from tierd.engine import routing
-from tierd.engine.ledger import Ledger
 from tierd.engine.messages import Message, RearmDone, UnderstudyDone
 from tierd.engine.scheduler import admit_all, moved, outgrown, usage
 from tierd.engine.streams import Streams
@@ -46,12 +45,9 @@ class Fallbacks:
     passes: by model that is wanted on a device.
     """
 
-    def __init__(
-        self, inbox: SimpleQueue[Message], ledger: Ledger, metrics: Metrics, streams: Streams
-    ) -> None:
+    def __init__(self, inbox: SimpleQueue[Message], metrics: Metrics, streams: Streams) -> None:
         self.passes: dict[str, Passes] = {}
         self._inbox = inbox
-        self._ledger = ledger
         self._metrics = metrics
         self._streams = streams
         streams.on_end = self.leave
@@ -173,8 +169,6 @@ class Fallbacks:
             self._scratch[slot.id] = Scratch(home.most)
         for sequence in list(slot.running):
             sequence.saved = home.rescue(sequence)
-            kept = sequence.saved.positions if sequence.saved is not None else 0
-            self._ledger.lost(slot, sequence, max(0, sequence.fed - kept))
             exile(slot, sequence, PassReason.DEVICE_LOST, slot.exiles)
         self._plan_rearm(slot)
 
@@ -241,7 +235,7 @@ class Fallbacks:
 
     def _reason(self, slot: Slot, sequence: Sequence, chunk: Chunk) -> PassReason:
         """Say why a chunk of a stream runs on the CPU; slot: the model's on the device."""
-        start, stop = chunk.start, min(chunk.start + len(chunk.tokens), len(sequence.tokens) - 1)
+        start, stop = chunk.start, min(chunk.end, len(sequence.tokens) - 1)
         if slot.scratch is not None and slot.serves and start < stop:
             refusal = self._refusal(slot, sequence, start, stop)
             self._scratch[slot.id].passed(sequence, start)
@@ -282,7 +276,7 @@ class Fallbacks:
         """Bring a chunk's rows from the scratch region into the pages of its stream, at the understudy."""
         sequence, understudy = guest.sequence, slot.understudy
         assert understudy is not None
-        start, stop = guest.chunk.start, guest.chunk.start + len(guest.chunk.tokens)
+        start, stop = guest.chunk.start, guest.chunk.end
         layers = [np.empty((stop - start, count), np.uint8) for count in slot.executor.row_bytes]
 
         def out(done: bool) -> None:
@@ -305,15 +299,15 @@ class Fallbacks:
 
     def _return(self, slot: Slot, guest: Guest, *, brought: bool) -> None:
         """Let a stream go on whose chunk was meant for the scratch region; brought: it has the rows."""
-        sequence, start = guest.sequence, guest.chunk.start
+        sequence, chunk = guest.sequence, guest.chunk
         scratch, understudy = self._scratch[slot.id], slot.understudy
         assert understudy is not None
         sequence.moves -= 1
         if brought:
-            sequence.fed = start + len(guest.chunk.tokens)
+            sequence.fed = chunk.end
             sequence.mixed = True
         else:
-            scratch.passed(sequence, start)
+            scratch.passed(sequence, chunk.start)
         if sequence not in understudy.running:
             scratch.leave(sequence)
             moved(understudy, sequence)
@@ -411,11 +405,9 @@ class Fallbacks:
         reason: why it goes to the CPU; None: it waits until the device has it again.
         """
 
-        def out(moved: bool) -> None:
+        def out(_: bool) -> None:
             if sequence not in slot.running or slot.lost:
                 return
-            if not moved:
-                self._ledger.lost(slot, sequence, sequence.fed)
             slot.home.let_go(sequence, written=False)
             exile(slot, sequence, reason, slot.returning if reason is None else slot.exiles)
 

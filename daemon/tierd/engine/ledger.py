@@ -94,10 +94,6 @@ class Ledger:
                     metrics.prefix_hits.labels(model).inc(sequence.cached)
         return started
 
-    def lost(self, slot: Slot, sequence: Sequence, positions: int) -> None:
-        """Note that so many positions of a stream must be fed again."""
-        self._metrics.reprefilled.labels(slot.id).inc(positions)
-
     def paused(self, sequence: Sequence) -> None:
         """Note that a stream waits for its client."""
         self._metrics.pauses.labels(sequence.request.model).inc()
@@ -109,14 +105,15 @@ class Ledger:
         metrics, model, now = self._metrics, slot.id, time.monotonic()
         first, between = metrics.time_to_first_token.labels(model), metrics.inter_token.labels(model)
         prefill = metrics.prefill.labels(model)
-        fed = sampled = discarded = 0
+        fed = again = sampled = discarded = 0
         for sequence, chunk, token in zip(step.sequences, step.chunks, tokens, strict=True):
             discarded += chunk.draws and token is None
             timeline = self._timelines.get(sequence.request.id)
             if timeline is None:  # it has left meanwhile
                 continue
-            if not sequence.generated:
-                fed += len(chunk.tokens)
+            if sequence not in step.void:
+                again += timeline.feed(chunk.start, chunk.end - (token is None and chunk.draws))
+            fed += max(0, min(chunk.end, len(sequence.request.prompt)) - chunk.start)
             if token is None:
                 continue
             sampled += 1
@@ -128,8 +125,12 @@ class Ledger:
             else:
                 between.observe(now - timeline.last_token)
             timeline.last_token = now
-        fed += sum(len(guest.chunk.tokens) for guest in step.guests)
+        for guest in step.guests:
+            timeline = self._timelines.get(guest.sequence.request.id)
+            again += 0 if timeline is None else timeline.feed(guest.chunk.start, guest.chunk.end)
+            fed += len(guest.chunk.tokens)
         metrics.prompt_tokens.labels(model).inc(fed)
+        metrics.reprefilled.labels(model).inc(again)
         metrics.generated_tokens.labels(model).inc(sampled)
         metrics.step_duration.labels(model).observe(seconds)
         metrics.step_rows.labels(model).observe(step.batch.rows)

@@ -93,7 +93,7 @@ class Loop:
         self._answers = Answers()
         self._devices = Devices(inbox, settings.engine.gap_ms / 1000)
         self._streams = Streams(inbox, deliver, self._ledger, settings)
-        self._fallbacks = Fallbacks(inbox, self._ledger, metrics, self._streams)
+        self._fallbacks = Fallbacks(inbox, metrics, self._streams)
         self._carrier = Carrier(self._fallbacks)
         self._dance = Dance(
             settings.switch,

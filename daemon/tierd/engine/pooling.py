@@ -47,7 +47,7 @@ def pool(step: Step, result: Result, wanted: Ordered[bool]) -> None:
             sequence.pooled = np.zeros(states.shape[1], np.float64)
         for state in states:
             sequence.pooled += state
-        sequence.summed = chunk.start + len(chunk.tokens)
+        sequence.summed = chunk.end
 
 
 def vector_of(sequence: Sequence) -> npt.NDArray[np.float32]:

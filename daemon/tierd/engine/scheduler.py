@@ -355,7 +355,7 @@ def _draws(sequence: Sequence, chunk: Chunk, vocabulary: int) -> list[Draw]:
     top = sequence.request.prompt_logprobs
     draws = [target_draw(token, top, vocabulary) for token in chunk.targets]
     if chunk.draws:
-        draws.append(draw(sequence, chunk.start + len(chunk.tokens), vocabulary))
+        draws.append(draw(sequence, chunk.end, vocabulary))
     return draws
 
 
