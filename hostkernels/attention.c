@@ -42,7 +42,9 @@ static hk_queries lay_out_queries(const hk_attention_job *job, const hk_tile_row
     queries.most = queries.scale + queries.count;
     queries.sum = queries.most + queries.count;
     queries.seen = (hk_seen *)(void *)(queries.sum + queries.count);
-    memset(q, 0, 2 * (size_t)floats * sizeof *q);
+    if (queries.stride > job->head_size)
+        memset(q, 0, (size_t)floats * sizeof *q);
+    memset(queries.out, 0, (size_t)floats * sizeof *q);
     for (int i = 0; i < queries.count; i++, q += queries.stride) {
         memcpy(q, job->q + i / job->heads * job->q_stride + i % job->heads * job->head_size,
                (size_t)job->head_size * sizeof *q);
@@ -104,12 +106,10 @@ void hk_attention(const hk_attention_job *job, float *scratch)
     }
 
     for (int i = 0; i < queries.count; i++) {
-        float *head = queries.out + i * queries.stride;
-        const float inverse = 1.0f / queries.sum[i];
+        const float *gathered = queries.out + i * queries.stride, inverse = 1.0f / queries.sum[i];
+        float *head = job->out + i / job->heads * job->out_stride + i % job->heads * job->head_size;
         for (int64_t d = 0; d < job->head_size; d++)
-            head[d] *= inverse;
+            head[d] = gathered[d] * inverse;
         hk_codec_unrotate(job->codec, head, job->head_size);
-        memcpy(job->out + i / job->heads * job->out_stride + i % job->heads * job->head_size, head,
-               (size_t)job->head_size * sizeof *head);
     }
 }

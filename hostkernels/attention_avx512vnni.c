@@ -13,6 +13,7 @@
 
 enum {
     QUERIES = 4, /* that attend together, as many as registers hold */
+    GROUPS = 2,  /* of them that take their turns */
     COLUMNS = 4, /* vectors of values that are summed at once */
     HALVES = HK_PAGE / HK_VALUE_ROWS
 };
@@ -22,7 +23,7 @@ static const float LARGEST = 32767.0f;
 /* The low 16 bits of both, side by side. */
 static inline __m512i pair(__m512i low, __m512i high)
 {
-    return _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(high, 16));
+    return _mm512_mask_mov_epi16(low, 0xaaaaaaaa, _mm512_slli_epi32(high, 16));
 }
 
 /* sum + the products of a's and b's pairs. Not the intrinsic, for which GCC 12 copies each sum around. */
@@ -171,11 +172,16 @@ static void read_tile(int codec, const uint8_t *keys, const uint8_t *values, int
 
 /* ---- A tile -------------------------------------------------------------------------------------- */
 
-/* How much of each query's running values stays, and how much of the tile's is taken. */
-typedef struct shares {
-    float keep[QUERIES];
-    float take[QUERIES];
-} shares;
+/* What becomes of queries that attend together. */
+typedef struct group {
+    float score[QUERIES][HK_PAGE]; /* but for the query's own scale; then weights */
+    int32_t weight[QUERIES][HALVES][HK_LANES]; /* pairs of integers */
+    __mmask16 seen[QUERIES][HK_STRIPS];
+    float most[QUERIES];  /* the greatest score */
+    float total[QUERIES]; /* of weights */
+    float keep[QUERIES];  /* how much of the running values stays */
+    float take[QUERIES];  /* and of the tile's is taken */
+} group;
 
 /* The strip's positions that a query sees. */
 static inline __mmask16 mask_of(hk_seen seen, int strip)
@@ -186,11 +192,11 @@ static inline __mmask16 mask_of(hk_seen seen, int strip)
     return (__mmask16)(below_to & ~below_from);
 }
 
-/* Scores of a tile's positions, but for the query's own scale. */
 static inline __attribute__((always_inline)) void
-find_scores(int count, const float *query, const hk_tile_rows *tile, float score[][HK_PAGE])
+find_scores(int count, bool whole, const hk_queries *queries, int first, const hk_tile_rows *tile, group *at)
 {
     const int64_t stride = tile->stride;
+    const float *query = (const float *)queries->q + first * stride;
     __m512i dot[QUERIES][HK_STRIPS];
     for (int i = 0; i < count; i++)
         for (int s = 0; s < HK_STRIPS; s++)
@@ -206,17 +212,72 @@ find_scores(int count, const float *query, const hk_tile_rows *tile, float score
                 dot[i][s] = add_products(dot[i][s], key[s], _mm512_set1_epi32(two));
         }
     }
-    for (int i = 0; i < count; i++)
+
+    __m512 greatest[QUERIES] = {_mm512_setzero_ps()};
+    for (int i = 0; i < count; i++) {
+        greatest[i] = _mm512_set1_ps(-INFINITY);
         for (int s = 0; s < HK_STRIPS; s++) {
             const __m512 unit = _mm512_loadu_ps(tile->scale + s * HK_LANES);
-            _mm512_storeu_ps(score[i] + s * HK_LANES, _mm512_mul_ps(_mm512_cvtepi32_ps(dot[i][s]), unit));
+            const __m512 score = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[i][s]), unit);
+            at->seen[i][s] = whole ? 0xffff : mask_of(queries->seen[first + i], s);
+            greatest[i] = _mm512_mask_max_ps(greatest[i], whole ? 0xffff : at->seen[i][s], greatest[i], score);
+            _mm512_storeu_ps(at->score[i] + s * HK_LANES, score);
+        }
+    }
+    const __mmask8 present = (__mmask8)((1 << count) - 1);
+    _mm_storeu_ps(at->most, _mm_mul_ps(greatest_of(greatest), _mm_maskz_loadu_ps(present, queries->scale + first)));
+}
+
+/* Turn scores to weights, and fold them into the running softmax. */
+static inline __attribute__((always_inline)) void
+find_weights(int count, bool whole, const hk_queries *queries, int first, const hk_tile_rows *tile, group *at)
+{
+    __m512 sum[QUERIES] = {_mm512_setzero_ps()}, total[QUERIES] = {_mm512_setzero_ps()};
+    for (int i = 0; i < count; i++) {
+        const __m512 scale = _mm512_set1_ps(queries->scale[first + i]), top = _mm512_set1_ps(at->most[i]);
+        for (int s = 0; s < HK_STRIPS; s++) {
+            float *score = at->score[i] + s * HK_LANES;
+            const __mmask16 seen = whole ? 0xffff : at->seen[i][s];
+            const __m512 power = power_of_two(_mm512_fmsub_ps(_mm512_loadu_ps(score), scale, top));
+            const __m512 unit = _mm512_loadu_ps(tile->scale + HK_PAGE + s * HK_LANES);
+            const __m512 weight = _mm512_maskz_mul_ps(seen, power, unit);
+            sum[i] = _mm512_mask_add_ps(sum[i], seen, sum[i], power);
+            total[i] = _mm512_add_ps(total[i], weight);
+            _mm512_storeu_ps(score, weight);
+        }
+    }
+    const __m128 totals = sums_of(total);
+    _mm_storeu_ps(at->total, totals);
+
+    const __mmask8 present = (__mmask8)((1 << count) - 1);
+    const __m128 most = _mm_loadu_ps(at->most), before = _mm_maskz_loadu_ps(present, queries->most + first);
+    const __m128 rise = _mm_sub_ps(most, before), one = _mm_set1_ps(1.0f);
+    const __mmask8 rises = _mm_cmp_ps_mask(rise, _mm_setzero_ps(), _CMP_GT_OQ);
+    const __m512 fall = _mm512_castps128_ps512(_mm_or_ps(rise, _mm_set1_ps(-0.0f)));
+    const __m128 lower = _mm512_castps512_ps128(power_of_two(fall));
+    const __m128 keep = _mm_mask_mov_ps(one, rises, lower), take = _mm_mask_mov_ps(lower, rises, one);
+    const __m128 sum_before = _mm_maskz_loadu_ps(present, queries->sum + first);
+    _mm_mask_storeu_ps(queries->most + first, present, _mm_max_ps(before, most));
+    _mm_mask_storeu_ps(queries->sum + first, present, _mm_fmadd_ps(sum_before, keep, _mm_mul_ps(sums_of(sum), take)));
+    _mm_storeu_ps(at->keep, keep);
+    _mm_storeu_ps(at->take, _mm_mul_ps(take, _mm_mul_ps(totals, _mm_set1_ps(1.0f / LARGEST))));
+}
+
+static inline __attribute__((always_inline)) void narrow_weights(int count, group *at)
+{
+    float by[QUERIES];
+    _mm_storeu_ps(by, _mm512_castps512_ps128(inverse_of(_mm512_castps128_ps512(_mm_loadu_ps(at->total)))));
+    for (int i = 0; i < count; i++)
+        for (int half = 0; half < HALVES; half++) {
+            const float *low = at->score[i] + half * HK_VALUE_ROWS;
+            const __m512 all = _mm512_set1_ps(by[i]);
+            _mm512_storeu_si512(at->weight[i][half], pair(scaled(low, all), scaled(low + HK_LANES, all)));
         }
 }
 
 /* out = out * keep + (weighted sum of values) * take, for `columns` vectors from column d on. */
 static inline __attribute__((always_inline)) void
-fold_values(int count, const hk_tile_rows *tile, int32_t weight[][HALVES][HK_LANES], hk_seen seen, int64_t d,
-            int columns, const shares *share, float *out)
+fold_values(int count, const hk_tile_rows *tile, const group *at, hk_seen seen, int64_t d, int columns, float *out)
 {
     __m512i sum[QUERIES][COLUMNS];
     for (int i = 0; i < count; i++)
@@ -231,104 +292,67 @@ fold_values(int count, const hk_tile_rows *tile, int32_t weight[][HALVES][HK_LAN
                 value[c] = _mm512_loadu_si512(values + c * HK_LANES);
             for (int i = 0; i < count; i++)
                 for (int c = 0; c < columns; c++)
-                    sum[i][c] = add_products(sum[i][c], value[c], _mm512_set1_epi32(weight[i][half][p]));
+                    sum[i][c] = add_products(sum[i][c], value[c], _mm512_set1_epi32(at->weight[i][half][p]));
         }
     }
     for (int i = 0; i < count; i++)
         for (int c = 0; c < columns; c++) {
-            float *at = out + i * tile->stride + d + c * HK_LANES;
-            const __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(at), _mm512_set1_ps(share->keep[i]));
-            _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[i][c]), _mm512_set1_ps(share->take[i]), kept));
+            float *to = out + i * tile->stride + d + c * HK_LANES;
+            const __m512 kept = _mm512_mul_ps(_mm512_loadu_ps(to), _mm512_set1_ps(at->keep[i]));
+            _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[i][c]), _mm512_set1_ps(at->take[i]), kept));
         }
 }
 
-/* Turn scores to weights, pairs of integers, and fold the tile's part into the running softmax. */
-static inline __attribute__((always_inline)) shares
-weigh(int count, const hk_queries *queries, int first, const hk_tile_rows *tile, float score[][HK_PAGE],
-      int32_t weight[][HALVES][HK_LANES])
-{
-    const __mmask8 present = (__mmask8)((1 << count) - 1);
-    __mmask16 seen[QUERIES][HK_STRIPS];
-    __m512 greatest[QUERIES] = {_mm512_setzero_ps()}, sum[QUERIES] = {_mm512_setzero_ps()};
-    __m512 total[QUERIES] = {_mm512_setzero_ps()};
-    for (int i = 0; i < count; i++) {
-        greatest[i] = _mm512_set1_ps(-INFINITY);
-        for (int s = 0; s < HK_STRIPS; s++) {
-            seen[i][s] = mask_of(queries->seen[first + i], s);
-            greatest[i] = _mm512_mask_max_ps(greatest[i], seen[i][s], greatest[i],
-                                             _mm512_loadu_ps(score[i] + s * HK_LANES));
-        }
-    }
-    const __m128 most = _mm_mul_ps(greatest_of(greatest), _mm_maskz_loadu_ps(present, queries->scale + first));
-    float lanes[QUERIES];
-    _mm_storeu_ps(lanes, most);
-    for (int i = 0; i < count; i++) {
-        const __m512 scale = _mm512_set1_ps(queries->scale[first + i]), top = _mm512_set1_ps(lanes[i]);
-        for (int s = 0; s < HK_STRIPS; s++) {
-            float *at = score[i] + s * HK_LANES;
-            const __m512 power = power_of_two(_mm512_fmsub_ps(_mm512_loadu_ps(at), scale, top));
-            const __m512 unit = _mm512_loadu_ps(tile->scale + HK_PAGE + s * HK_LANES);
-            const __m512 times_unit = _mm512_maskz_mul_ps(seen[i][s], power, unit);
-            sum[i] = _mm512_mask_add_ps(sum[i], seen[i][s], sum[i], power);
-            total[i] = _mm512_add_ps(total[i], times_unit);
-            _mm512_storeu_ps(at, times_unit);
-        }
-    }
-
-    const __m128 totals = sums_of(total);
-    _mm_storeu_ps(lanes, _mm512_castps512_ps128(inverse_of(_mm512_castps128_ps512(totals))));
-    for (int i = 0; i < count; i++)
-        for (int half = 0; half < HALVES; half++) {
-            const float *low = score[i] + half * HK_VALUE_ROWS;
-            const __m512 by = _mm512_set1_ps(lanes[i]);
-            _mm512_storeu_si512(weight[i][half], pair(scaled(low, by), scaled(low + HK_LANES, by)));
-        }
-
-    const __m128 before = _mm_maskz_loadu_ps(present, queries->most + first), one = _mm_set1_ps(1.0f);
-    const __m128 rise = _mm_sub_ps(most, before);
-    const __mmask8 rises = _mm_cmp_ps_mask(rise, _mm_setzero_ps(), _CMP_GT_OQ);
-    const __m512 fall = _mm512_castps128_ps512(_mm_or_ps(rise, _mm_set1_ps(-0.0f)));
-    const __m128 lower = _mm512_castps512_ps128(power_of_two(fall));
-    const __m128 keep = _mm_mask_mov_ps(one, rises, lower), take = _mm_mask_mov_ps(lower, rises, one);
-    const __m128 sum_before = _mm_maskz_loadu_ps(present, queries->sum + first);
-    _mm_mask_storeu_ps(queries->most + first, present, _mm_max_ps(before, most));
-    _mm_mask_storeu_ps(queries->sum + first, present, _mm_fmadd_ps(sum_before, keep, _mm_mul_ps(sums_of(sum), take)));
-    shares share;
-    _mm_storeu_ps(share.keep, keep);
-    _mm_storeu_ps(share.take, _mm_mul_ps(take, _mm_mul_ps(totals, _mm_set1_ps(1.0f / LARGEST))));
-    return share;
-}
-
-/* `count` is a constant at each use. Queries share the loads of keys and values, nothing else. */
+/* `count`, of each of some groups, and `whole`, whether they see all of the tile, are constants at each use.
+ * Queries share the loads of keys and values, nothing else. Each stage has work of one group to do while another's
+ * is on its way. */
 static inline __attribute__((always_inline)) void
-attend_together(int count, const hk_queries *queries, int first, const hk_tile_rows *tile)
+attend_together(int groups, int count, bool whole, const hk_queries *queries, int first, const hk_tile_rows *tile)
 {
     const int64_t stride = tile->stride;
-    float score[QUERIES][HK_PAGE];
-    int32_t weight[QUERIES][HALVES][HK_LANES];
-    find_scores(count, (const float *)queries->q + first * stride, tile, score);
-    const shares share = weigh(count, queries, first, tile, score, weight);
+    group group[GROUPS];
+    for (int g = 0; g < groups; g++)
+        find_scores(count, whole, queries, first + g * count, tile, &group[g]);
+    for (int g = 0; g < groups; g++)
+        find_weights(count, whole, queries, first + g * count, tile, &group[g]);
+    for (int g = 0; g < groups; g++)
+        narrow_weights(count, &group[g]);
 
-    /* Where some of them see nothing they have weights of 0. */
-    const hk_seen seen = {queries->seen[first].from, queries->seen[first + count - 1].to};
-    float *out = queries->out + first * stride;
-    int64_t d = 0;
-    for (; d + COLUMNS * HK_LANES <= stride; d += COLUMNS * HK_LANES)
-        fold_values(count, tile, weight, seen, d, COLUMNS, &share, out);
-    for (; d < stride; d += HK_LANES)
-        fold_values(count, tile, weight, seen, d, 1, &share, out);
+    for (int g = 0; g < groups; g++) {
+        const int from = first + g * count;
+        /* Where some of them see nothing they have weights of 0. */
+        const hk_seen seen =
+            whole ? (hk_seen){0, HK_PAGE} : (hk_seen){queries->seen[from].from, queries->seen[from + count - 1].to};
+        float *out = queries->out + from * stride;
+        int64_t d = 0;
+        for (; d + COLUMNS * HK_LANES <= stride; d += COLUMNS * HK_LANES)
+            fold_values(count, tile, &group[g], seen, d, COLUMNS, out);
+        for (; d < stride; d += HK_LANES)
+            fold_values(count, tile, &group[g], seen, d, 1, out);
+    }
+}
+
+static inline __attribute__((always_inline)) void
+attend_all(bool whole, const hk_queries *queries, const hk_tile_rows *tile)
+{
+    int i = 0;
+    for (; i + GROUPS * QUERIES <= queries->count; i += GROUPS * QUERIES)
+        attend_together(GROUPS, QUERIES, whole, queries, i, tile);
+    for (; i + QUERIES <= queries->count; i += QUERIES)
+        attend_together(1, QUERIES, whole, queries, i, tile);
+    switch (queries->count - i) {
+    case 3: attend_together(1, 3, whole, queries, i, tile); break;
+    case 2: attend_together(1, 2, whole, queries, i, tile); break;
+    case 1: attend_together(1, 1, whole, queries, i, tile); break;
+    }
 }
 
 static void attend(const hk_queries *queries, const hk_tile_rows *tile)
 {
-    int i = 0;
-    for (; i + QUERIES <= queries->count; i += QUERIES)
-        attend_together(QUERIES, queries, i, tile);
-    switch (queries->count - i) {
-    case 3: attend_together(3, queries, i, tile); break;
-    case 2: attend_together(2, queries, i, tile); break;
-    case 1: attend_together(1, queries, i, tile); break;
-    }
+    if (queries->seen[0].to == HK_PAGE && queries->seen[queries->count - 1].from == 0)
+        attend_all(true, queries, tile);
+    else
+        attend_all(false, queries, tile);
 }
 
 static const hk_attention_form integers = {take_queries, read_tile, attend};

@@ -18,7 +18,7 @@ enum {
     HK_HALF = HK_BLOCK / 2,  /* finest grain of a weight scale */
     HK_SUPER = 256,          /* values of one K-quant block */
     HK_ROW_TILE = 32,        /* activation rows that share one decoded block of weights */
-    HK_QUERY_TILE = 32,      /* query rows that share one decoded tile of K and V, at most */
+    HK_QUERY_TILE = 64,      /* query rows that share one decoded tile of K and V, at most */
     HK_STRIPS = HK_PAGE / HK_LANES, /* runs of 16 positions in a tile */
     HK_VALUE_ROWS = 2 * HK_LANES,   /* values that are decoded before any is used */
     HK_KV_CODECS = HK_KV_TQ4 + 1
