@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "pages.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -46,6 +47,7 @@ struct hk_model {
     int64_t scratch_floats; /* of one part */
     query_block *blocks;
     int block_count;
+    int fewest_heads;       /* of K/V that any attention reads */
     const hk_step *step;
     const hk_segment *segment; /* of a step that is run in parts */
     hk_op_time *times; /* of a step that is profiled */
@@ -106,12 +108,14 @@ static bool create_ropes(hk_model *self, const hk_model_spec *spec)
 
 static bool create_scratch(hk_model *self, const hk_model_spec *spec)
 {
+    self->fewest_heads = INT_MAX;
     for (int i = 0; i < spec->op_count; i++) {
         const hk_op *op = &spec->ops[i];
         if (op->kind == HK_OP_ATTENTION) {
-            const int64_t floats = hk_attention_scratch(op->heads / spec->stores[op->store].heads,
-                                                        op->head_size);
+            const int heads = spec->stores[op->store].heads;
+            const int64_t floats = hk_attention_scratch(op->heads / heads, op->head_size);
             self->scratch_floats = hk_max(self->scratch_floats, hk_round_up(floats, HK_LANES));
+            self->fewest_heads = (int)hk_min(self->fewest_heads, heads);
         }
         if (op->kind == HK_OP_STORE)
             self->scratch_floats = hk_max(self->scratch_floats,
@@ -538,18 +542,23 @@ static void profile_task(void *context, int part, int parts)
     }
 }
 
-/* Cut the step's rows into runs of one sequence, as even as can be. The cut depends on the batch, results do not:
- * every row folds its own tiles in its own order. */
+/* Cut the step's rows into runs of one sequence, as even as can be: two for each thread and more, unless they are
+ * so short that reading tiles is most of the work. The cut depends on the batch, results do not: every row folds
+ * its own tiles in its own order. */
 static void cut_query_blocks(hk_model *model, const hk_step *step)
 {
+    enum { SHORT = 8 };
+    const int shares = 2 * hk_pool_threads(model->pool);
     query_block *next = model->blocks;
     for (int32_t first = 0, end; first < step->rows; first = end) {
         for (end = first + 1; end < step->rows && step->sequences[end] == step->sequences[first]; end++)
             ;
-        const int parts = (end - first + HK_QUERY_TILE - 1) / HK_QUERY_TILE;
+        const int rows = end - first, fewest = (rows + HK_QUERY_TILE - 1) / HK_QUERY_TILE;
+        const int wanted = 1 + (shares - 1) / model->fewest_heads;
+        const int parts = (int)hk_max(fewest, hk_min(wanted, rows / SHORT));
         for (int part = 0; part < parts; part++) {
             int64_t from, to;
-            hk_share(end - first, part, parts, &from, &to);
+            hk_share(rows, part, parts, &from, &to);
             *next++ = (query_block){first + (int32_t)from, (int32_t)(to - from)};
         }
     }
