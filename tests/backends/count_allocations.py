@@ -2,11 +2,13 @@
 
 Usage: LD_PRELOAD=SHIM python count_allocations.py SHIM MODEL.gguf
 
-Prints a line "level NAME", then a line "create COUNT" and a line "step COUNT" for each step.
+Prints a line "level NAME", then "create COUNT", then "threads COUNT", then a line "step COUNT" for each step.
+threads: all that the process has, since whatever any of them asks for is counted.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tierd.core import Batch, Chunk
 from tierd.models import GGUFFile, build_plan
 from tierd.models.formats import KV_CODECS
 
+THREADS = 2
 STREAMS = 3
 PAGES = 2
 
@@ -59,12 +62,13 @@ def main() -> None:
     counting = Counting(ffi, lib, ffi.dlopen(sys.argv[1]))
     library.load = lambda: (ffi, counting)  # type: ignore[assignment]
     print("level", library.level())
-    pool = ThreadPool(2)
+    pool = ThreadPool(THREADS)
     with GGUFFile.open(Path(sys.argv[2])) as file:
         plan = build_plan(file)
         executor = compile_plan(
             plan, file, codec=KV_CODECS["f16"], pages=STREAMS * PAGES, max_rows=256, pool=pool
         )
+        print("threads", len(os.listdir("/proc/self/task")))
         for batch in batches():
             executor.run(batch)
         executor.close()
