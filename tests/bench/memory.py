@@ -26,11 +26,15 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._over.wait(INTERVAL_S):
-            now = status(self._pid)
-            # A process that has ended has no sizes any more.
-            self.bytes = max(self.bytes, now.get("RssAnon", 0) + now.get("RssShmem", 0))
+            self._look()
+
+    def _look(self) -> None:
+        now = status(self._pid)
+        # A process that has ended has no sizes any more.
+        self.bytes = max(self.bytes, now.get("RssAnon", 0) + now.get("RssShmem", 0))
 
     def __enter__(self) -> Peak:
+        self._look()
         self._thread.start()
         return self
 

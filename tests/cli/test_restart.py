@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
-from live import LONG_WAIT_S
+from live import LONG_WAIT_S, wait_until
 from tierd.chat.tokenizer import build_tokenizer
 from tierd.kv.openings import pack
 from tierd.kv.row_files import read_header
@@ -172,6 +173,13 @@ def left_alone(daemon: Daemon, turns: int = TURNS) -> list[Talk]:
     return talks
 
 
+def kill_later(daemon: Daemon, seconds: float) -> None:
+    """Kill a daemon so long after something has been kept."""
+    wait_until(lambda: daemon.house.kept != set())
+    time.sleep(seconds)
+    daemon.process.kill()
+
+
 @pytest.fixture
 def socket() -> Iterator[Path]:
     """A path that is short enough for a socket."""
@@ -216,7 +224,7 @@ def test_killed_while_it_writes_it_starts_again_and_serves(
     chance, talks = Random(kills), [Talk.begun(index) for index in range(TALKS)]
     for _ in range(kills):
         with house.serve() as daemon:
-            killer = threading.Timer(chance.uniform(0.2, 1.0), daemon.process.kill)
+            killer = threading.Thread(target=kill_later, args=(daemon, chance.uniform(0.2, 1.0)))
             killer.start()
             talk_all(daemon, talks, turns)
             killer.join()
