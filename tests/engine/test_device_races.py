@@ -259,6 +259,25 @@ def test_who_waits_for_a_place_does_not_ask_for_the_cpu() -> None:
         assert it.slot.understudy is None
 
 
+@pytest.mark.parametrize("bank", [0, 1 << 20], ids=["dropped", "banked"])
+def test_who_has_lost_its_pages_on_the_cpu_gets_the_region_that_becomes_free(bank: int) -> None:
+    with played(regions=1, positions=128, bank=bank) as it:
+        it.fallback.pages = 17
+        for id in "abc":
+            it.ask(id, id.encode(), 60)
+        it.until(lambda: bool(it.slot.understudy and it.understudy.preemptions), "cpu")
+        (last,) = it.understudy.returning
+        assert last.request.id == "c"
+        assert (last.saved is None) is (bank == 0)
+        it.cancel("a")
+        it.until(lambda: last in it.slot.running and last.generated > 55, "gpu")
+        assert last.passes is None
+        assert [sequence.request.id for sequence in it.understudy.running] == ["b"]
+        it.end()
+        it.said("b", b"b", 60)
+        it.said("c", b"c", 60)
+
+
 def home_of(slot: Slot) -> DeviceHome:
     assert isinstance(slot.home, DeviceHome)
     return slot.home

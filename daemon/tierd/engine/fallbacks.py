@@ -353,6 +353,12 @@ class Fallbacks:
             sequence = routing.returnable(slot, self._staying)
             if sequence is None:
                 return False
+            if sequence in understudy.returning:  # it has no pages to be brought out of
+                understudy.returning.remove(sequence)
+                sequence.passes = None
+                line_up(slot.returning, sequence)
+                self._take_back(slot, sequence)
+                return True
             sequence.moves += 1
             self._recalls[slot] = sequence
         if any(sequence in step.sequences for step in understudy.steps):
@@ -371,12 +377,16 @@ class Fallbacks:
                 return
             understudy.home.let_go(sequence, written=False)
             exile(understudy, sequence, None, slot.returning)
-            if slot.scratch is not None:
-                self._scratch[slot.id].leave(sequence)
-            self._streams.place(slot, sequence)
+            self._take_back(slot, sequence)
 
         evacuate(understudy.home, _device_home(slot).bank, sequence, out, keep=False)
         return True
+
+    def _take_back(self, slot: Slot, sequence: Sequence) -> None:
+        """Note that a stream that was on the CPU waits for the device now."""
+        if slot.scratch is not None:
+            self._scratch[slot.id].leave(sequence)
+        self._streams.place(slot, sequence)
 
     def _strand(self, slot: Slot) -> bool:
         """Settle for the device: whom it has no room for ends, who has lost its rows waits for it."""

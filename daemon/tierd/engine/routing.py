@@ -11,7 +11,7 @@ from tierd.engine.scheduler import usage
 from tierd.errors import ContextLengthExceededError
 from tierd.slot import Slot
 
-# Tokens that a stream must still want, to be moved from the CPU to the device.
+# Tokens that a stream must still want, to be moved from pages of the CPU to the device.
 _WORTH_RETURNING = 32
 
 
@@ -49,34 +49,36 @@ def still_passing(slot: Slot, sequence: Sequence) -> PassReason:
 def returnable(slot: Slot, staying: Collection[Sequence]) -> Sequence | None:
     """Return a stream on the CPU that is to come back to the device, which has room for it.
 
-    staying: those that are not.
+    One that waits for pages of the CPU is the first to. staying: those that are not to leave pages that they
+    have.
     """
     understudy, room = slot.understudy, slot.home.room
     if understudy is None or not slot.serves or slot.first is not None or room.used == room.total:
         return None
-    for sequence in understudy.running:
-        if (
-            _is_worth_returning(slot, sequence)
-            and slot.home.can_admit(sequence)
-            and not sequence.moves
-            and sequence not in staying
-        ):
+    going = [one for one in understudy.running if _is_worth_moving(one) and one not in staying]
+    for sequence in (*understudy.returning, *going):
+        if _may_return(slot, sequence) and slot.home.can_admit(sequence) and not sequence.moves:
             return sequence
     return None
 
 
 def wishes(slot: Slot) -> bool:
     """Whether any of a model's streams on the CPU would come back to the device if the model did."""
-    return slot.understudy is not None and any(
-        _is_worth_returning(slot, sequence) for sequence in slot.understudy.running
+    there = slot.understudy
+    return there is not None and any(
+        _is_worth_moving(sequence) and _may_return(slot, sequence)
+        for sequence in (*there.returning, *there.running)
     )
 
 
-def _is_worth_returning(slot: Slot, sequence: Sequence) -> bool:
+def _is_worth_moving(sequence: Sequence) -> bool:
+    return sequence.request.max_tokens - sequence.generated >= _WORTH_RETURNING
+
+
+def _may_return(slot: Slot, sequence: Sequence) -> bool:
     request = sequence.request
     return (
-        request.max_tokens - sequence.generated >= _WORTH_RETURNING
-        and len(request.prompt) + request.max_tokens <= slot.home.most
+        len(request.prompt) + request.max_tokens <= slot.home.most
         and len(sequence.tokens) <= slot.longest
         and not sequence.paused
     )
