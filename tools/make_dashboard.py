@@ -192,11 +192,11 @@ def variables() -> Iterator[dict[str, Any]]:
 def dashboard() -> str:
     """Return the dashboard as JSON."""
     made = {
-        "uid": "tierd",
+        "uid": "tierd-daemons",
         "title": "tierd",
         "description": "Made by tools/make_dashboard.py. What the metrics mean: docs/metrics.md.",
         "tags": ["tierd"],
-        "schemaVersion": 39,
+        "schemaVersion": 38,
         "editable": True,
         "graphTooltip": 1,
         "refresh": "30s",

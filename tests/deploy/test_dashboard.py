@@ -44,7 +44,11 @@ regions = 2
 PROMPT = "the of and to in is "
 DASHBOARD: dict[str, Any] = json.loads(PLACE.read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+QUERIES = [
+    (panel["title"], target["expr"], target["legendFormat"])
+    for panel in PANELS
+    for target in panel["targets"]
+]
 # What nothing here is wrong enough for.
 CALM = (
     "tierd_requests_preempted",
@@ -139,9 +143,11 @@ def test_panels_lie_beside_and_below_each_other() -> None:
     assert all(panel["description"].endswith(".") for panel in PANELS)
 
 
-@pytest.mark.parametrize(("title", "expression"), QUERIES)
-def test_each_query_gets_data(watched: Prometheus, title: str, expression: str) -> None:
+@pytest.mark.parametrize(("title", "expression", "legend"), QUERIES)
+def test_each_query_gets_data(watched: Prometheus, title: str, expression: str, legend: str) -> None:
     assert not all(map(math.isnan, values(watched, filled(expression))))
+    for series in watched.wait_for(filled(expression)):
+        assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= set(series["metric"])
     if not any(word in expression for word in CALM):  # at some time in the last minutes
         seen = values(watched, f"max_over_time(({filled(expression)})[2m:1s])")
         assert max(value for value in seen if not math.isnan(value)) > 0
