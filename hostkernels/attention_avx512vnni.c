@@ -42,16 +42,17 @@ static inline __m512 inverse_of(__m512 x)
 /* What an integer stands for where x is scaled to 32767. */
 static inline __m512 unit_of(__m512 x) { return _mm512_mul_ps(x, _mm512_set1_ps(1.0f / LARGEST)); }
 
-static inline __m512 add_square(__m512 sum, const float *x)
+/* 16 values, of halves or of floats. */
+static inline __m512 load(const void *x, int64_t at, bool halves)
 {
-    const __m512 loaded = _mm512_loadu_ps(x);
-    return _mm512_fmadd_ps(loaded, loaded, sum);
+    return halves ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)((const uint16_t *)x + at)))
+                  : _mm512_loadu_ps((const float *)x + at);
 }
 
 /* x * by, rounded, in the low 16 bits: a float from 2^23 to 2^24 has steps of 1. NaN becomes 0. */
-static inline __m512i scaled(const float *x, __m512 by)
+static inline __m512i scaled(__m512 x, __m512 by)
 {
-    return _mm512_castps_si512(_mm512_fmadd_ps(_mm512_loadu_ps(x), by, _mm512_set1_ps(0x1.8p23f)));
+    return _mm512_castps_si512(_mm512_fmadd_ps(x, by, _mm512_set1_ps(0x1.8p23f)));
 }
 
 /* 2^x: 2^n, n the whole part, times a polynomial of the rest, exact at both ends of [0, 1], with a relative error
@@ -93,47 +94,53 @@ static void take_queries(const hk_queries *queries, float scale)
     for (int i = 0; i < queries->count; i++) {
         float *q = (float *)queries->q + i * queries->stride;
         __m512 squares = _mm512_setzero_ps();
-        for (int64_t d = 0; d < queries->stride; d += HK_LANES)
-            squares = add_square(squares, q + d);
+        for (int64_t d = 0; d < queries->stride; d += HK_LANES) {
+            const __m512 x = _mm512_loadu_ps(q + d);
+            squares = _mm512_fmadd_ps(x, x, squares);
+        }
         const __m512 length = _mm512_set1_ps(sqrtf(_mm512_reduce_add_ps(squares))), by = inverse_of(length);
-        for (int64_t d = 0; d < queries->stride; d += HK_LANES)
-            _mm256_storeu_si256((__m256i *)((int16_t *)q + d), _mm512_cvtepi32_epi16(scaled(q + d, by)));
+        for (int64_t d = 0; d < queries->stride; d += HK_LANES) {
+            const __m512i x = scaled(_mm512_loadu_ps(q + d), by);
+            _mm256_storeu_si256((__m256i *)((int16_t *)q + d), _mm512_cvtepi32_epi16(x));
+        }
         queries->scale[i] = _mm512_cvtss_f32(length) * factor;
     }
 }
 
-/* Keys are (pairs of columns, HK_STRIPS, HK_LANES). */
-static void narrow_keys(const hk_tile_rows *tile, int strip)
+/* `halves`, what the source is, is a constant at each use. Keys are (pairs of columns, HK_STRIPS, HK_LANES). */
+static inline __attribute__((always_inline)) void
+narrow_keys(const hk_tile_rows *tile, int strip, const void *x, bool halves)
 {
-    const float *x = tile->strip;
-    __m512 even = _mm512_setzero_ps(), odd = even, even_next = even, odd_next = even;
-    for (int64_t d = 0; d < tile->stride; d += 4, x += 4 * HK_LANES) {
-        even = add_square(even, x);
-        odd = add_square(odd, x + HK_LANES);
-        even_next = add_square(even_next, x + 2 * HK_LANES);
-        odd_next = add_square(odd_next, x + 3 * HK_LANES);
-    }
-    const __m512 length = _mm512_sqrt_ps(_mm512_add_ps(_mm512_add_ps(even, odd), _mm512_add_ps(even_next, odd_next)));
+    enum { SUMS = 4 };
+    const int64_t values = tile->stride * HK_LANES;
+    __m512 squares[SUMS];
+    for (int i = 0; i < SUMS; i++)
+        squares[i] = _mm512_setzero_ps();
+    for (int64_t at = 0; at < values; at += SUMS * HK_LANES)
+        for (int i = 0; i < SUMS; i++) {
+            const __m512 column = load(x, at + i * HK_LANES, halves);
+            squares[i] = _mm512_fmadd_ps(column, column, squares[i]);
+        }
+    const __m512 sum = _mm512_add_ps(_mm512_add_ps(squares[0], squares[1]), _mm512_add_ps(squares[2], squares[3]));
+    const __m512 length = _mm512_sqrt_ps(sum), by = inverse_of(length);
     _mm512_storeu_ps(tile->scale + strip * HK_LANES, unit_of(length));
-    const __m512 by = inverse_of(length);
     int32_t *keys = (int32_t *)tile->keys + strip * HK_LANES;
-    x = tile->strip;
-    for (int64_t d = 0; d < tile->stride; d += 2, x += 2 * HK_LANES, keys += HK_PAGE)
-        _mm512_storeu_si512(keys, pair(scaled(x, by), scaled(x + HK_LANES, by)));
+    for (int64_t at = 0; at < values; at += 2 * HK_LANES, keys += HK_PAGE)
+        _mm512_storeu_si512(keys, pair(scaled(load(x, at, halves), by), scaled(load(x, at + HK_LANES, halves), by)));
 }
 
 /* Values are (HALVES, HK_LANES, stride) pairs. */
-static void narrow_values(const hk_tile_rows *tile, int half)
+static inline __attribute__((always_inline)) void
+narrow_values(const hk_tile_rows *tile, int half, const void *x, bool halves)
 {
     const int64_t stride = tile->stride;
     float *scale = tile->scale + HK_PAGE + half * HK_VALUE_ROWS, by[HK_VALUE_ROWS];
     for (int row = 0; row < HK_VALUE_ROWS; row += QUERIES) {
         __m512 greatest[QUERIES];
         for (int i = 0; i < QUERIES; i++) {
-            const float *x = tile->rows + (row + i) * stride;
             greatest[i] = _mm512_setzero_ps();
             for (int64_t d = 0; d < stride; d += HK_LANES)
-                greatest[i] = greatest_magnitude(greatest[i], _mm512_loadu_ps(x + d));
+                greatest[i] = greatest_magnitude(greatest[i], load(x, (row + i) * stride + d, halves));
         }
         _mm_storeu_ps(by + row, greatest_of(greatest));
     }
@@ -144,30 +151,51 @@ static void narrow_values(const hk_tile_rows *tile, int half)
     }
     int32_t *values = (int32_t *)tile->values + half * HK_LANES * stride;
     for (int p = 0; p < HK_LANES; p++, values += stride) {
-        const float *low = tile->rows + p * stride, *high = low + HK_LANES * stride;
         const __m512 by_low = _mm512_set1_ps(by[p]), by_high = _mm512_set1_ps(by[p + HK_LANES]);
-        for (int64_t d = 0; d < stride; d += HK_LANES)
-            _mm512_storeu_si512(values + d, pair(scaled(low + d, by_low), scaled(high + d, by_high)));
+        for (int64_t d = 0; d < stride; d += HK_LANES) {
+            const __m512i low = scaled(load(x, p * stride + d, halves), by_low);
+            const __m512i high = scaled(load(x, (p + HK_LANES) * stride + d, halves), by_high);
+            _mm512_storeu_si512(values + d, pair(low, high));
+        }
     }
+}
+
+static void read_floats(int codec, const uint8_t *keys, const uint8_t *values, int from, int to,
+                        const hk_tile_rows *tile)
+{
+    const hk_kernels *kernels = hk_kernels_get();
+    const int64_t row_bytes = hk_codec_bytes(codec, tile->head_size);
+    for (int p = from / HK_LANES * HK_LANES; p < to; p += HK_LANES) {
+        kernels->read_keys(codec, keys + p * row_bytes, tile->head_size, tile->strip);
+        narrow_keys(tile, p / HK_LANES, tile->strip, false);
+    }
+    for (int p = from / HK_VALUE_ROWS * HK_VALUE_ROWS; p < to; p += HK_VALUE_ROWS) {
+        kernels->read_values(codec, values + p * row_bytes, (int)hk_min(HK_VALUE_ROWS, to - p), tile->head_size,
+                             tile->rows, tile->stride);
+        narrow_values(tile, p / HK_VALUE_ROWS, tile->rows, false);
+    }
+}
+
+static void read_halves(const uint8_t *keys, const uint8_t *values, int from, int to, const hk_tile_rows *tile)
+{
+    const int64_t row_bytes = hk_codec_bytes(HK_KV_F16, tile->head_size);
+    for (int p = from / HK_LANES * HK_LANES; p < to; p += HK_LANES)
+        narrow_keys(tile, p / HK_LANES, keys + p * row_bytes, true);
+    for (int p = from / HK_VALUE_ROWS * HK_VALUE_ROWS; p < to; p += HK_VALUE_ROWS)
+        narrow_values(tile, p / HK_VALUE_ROWS, values + p * row_bytes, true);
 }
 
 static void read_tile(int codec, const uint8_t *keys, const uint8_t *values, int from, int to,
                       const hk_tile_rows *tile)
 {
-    const hk_kernels *kernels = hk_kernels_get();
     const int64_t row_bytes = hk_codec_bytes(codec, tile->head_size);
     const int first = from / HK_LANES * HK_LANES;
     /* Values come from memory while keys are read. */
     hk_prefetch(values + first * row_bytes, (int)((to - first) * row_bytes));
-    for (int p = first; p < to; p += HK_LANES) {
-        kernels->read_keys(codec, keys + p * row_bytes, tile->head_size, tile->strip);
-        narrow_keys(tile, p / HK_LANES);
-    }
-    for (int p = from / HK_VALUE_ROWS * HK_VALUE_ROWS; p < to; p += HK_VALUE_ROWS) {
-        kernels->read_values(codec, values + p * row_bytes, (int)hk_min(HK_VALUE_ROWS, to - p), tile->head_size,
-                             tile->rows, tile->stride);
-        narrow_values(tile, p / HK_VALUE_ROWS);
-    }
+    if (codec == HK_KV_F16 && tile->stride == tile->head_size)
+        read_halves(keys, values, from, to, tile);
+    else
+        read_floats(codec, keys, values, from, to, tile);
 }
 
 /* ---- A tile -------------------------------------------------------------------------------------- */
@@ -269,9 +297,10 @@ static inline __attribute__((always_inline)) void narrow_weights(int count, grou
     _mm_storeu_ps(by, _mm512_castps512_ps128(inverse_of(_mm512_castps128_ps512(_mm_loadu_ps(at->total)))));
     for (int i = 0; i < count; i++)
         for (int half = 0; half < HALVES; half++) {
-            const float *low = at->score[i] + half * HK_VALUE_ROWS;
-            const __m512 all = _mm512_set1_ps(by[i]);
-            _mm512_storeu_si512(at->weight[i][half], pair(scaled(low, all), scaled(low + HK_LANES, all)));
+            const float *weight = at->score[i] + half * HK_VALUE_ROWS;
+            const __m512i low = scaled(_mm512_loadu_ps(weight), _mm512_set1_ps(by[i]));
+            const __m512i high = scaled(_mm512_loadu_ps(weight + HK_LANES), _mm512_set1_ps(by[i]));
+            _mm512_storeu_si512(at->weight[i][half], pair(low, high));
         }
 }
 
