@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
 from tierd.backends.vkapi import Device
 from tierd.backends.vkapi.faults import Faults
 from tierd.backends.vkapi.results import DEVICE_LOST, OUT_OF_DEVICE_MEMORY, TIMEOUT
@@ -13,6 +18,23 @@ SUBMIT_FAULTS: dict[int, type[DeviceError]] = {
     OUT_OF_DEVICE_MEMORY: DeviceMemoryError,
 }
 WAIT_FAULTS: dict[int, type[DeviceError]] = {**SUBMIT_FAULTS, TIMEOUT: DeviceTimeoutError}
+
+
+def in_turn(faults: Mapping[str, Mapping[int, object]]) -> list[Any]:
+    """Return each phase with each of its faults; all but one of them, another in each phase, are long.
+
+    How a device is given up depends on the phase, whatever the error is; each error has its test in vkapi.
+    """
+    return [
+        pytest.param(phase, result, id=f"{phase}: {results[result]}", marks=pytest.mark.long if other else [])
+        for number, (phase, results) in enumerate(faults.items())
+        for other, result in enumerate(_rotated(list(results), number))
+    ]
+
+
+def _rotated(results: list[int], by: int) -> list[int]:
+    start = by % len(results)
+    return results[start:] + results[:start]
 
 
 # What the validation layer says where things are left on a device that is destroyed.

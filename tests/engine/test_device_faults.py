@@ -12,6 +12,7 @@ import pytest
 
 from engine.device_live import Served, serving
 from engine.failing import SUBMIT, WAIT, Phase
+from faulty import in_turn
 from live import wait_until
 from tier.tiers import model
 from tierd.backends.vkapi.results import DEVICE_LOST
@@ -32,11 +33,7 @@ PHASES = {
     "submission of copies": Phase("copy_rows", SUBMIT),
     "submission behind copies": Phase("copy_rows", SUBMIT, after=1),
 }
-CASES = [
-    pytest.param(phase, result, id=f"{phase}: {error}")
-    for phase, each in PHASES.items()
-    for result, error in each.faults.items()
-]
+CASES = in_turn({phase: each.faults for phase, each in PHASES.items()})
 
 
 @pytest.fixture(scope="module")

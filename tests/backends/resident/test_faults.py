@@ -15,7 +15,7 @@ import pytest
 
 import tiny
 from backends.resident.conftest import TOKENS, feed
-from faulty import SUBMIT_FAULTS, WAIT_FAULTS, close_checked, take_back
+from faulty import SUBMIT_FAULTS, WAIT_FAULTS, close_checked, in_turn, take_back
 from tierd.backends.host import ThreadPool
 from tierd.backends.resident.backend import ResidentBackend
 from tierd.backends.resident.executor import ResidentExecutor
@@ -104,7 +104,12 @@ PHASES = {
     "submission of rows in": Phase(copy, write_rows, "vkQueueSubmit", after=1),
     "wait for rows in": Phase(submit_twice, write_rows, "vkWaitSemaphores"),
 }
-CASES = [(phase, result) for phase, each in PHASES.items() for result in each.faults]
+CASES = in_turn(
+    {
+        phase: {result: error.__name__ for result, error in each.faults.items()}
+        for phase, each in PHASES.items()
+    }
+)
 
 
 @pytest.fixture(scope="module")
