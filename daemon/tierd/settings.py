@@ -147,7 +147,8 @@ class ServerSettings:
     hosts, cors_origins: see `http.doors`.
     connections: most of them at the same time. request_timeout_s: a request must arrive within it.
     reader_backlog: pieces of text of one stream that its client has not taken; with so many it pauses.
-    reader_timeout_s: how long a stream pauses for its client before it is cancelled.
+    reader_timeout_s: how long a stream pauses for its client before it is cancelled. See `http.protocol` for
+    other answers.
     drain_s: how long running streams may take to finish once the server is told to end.
     """
 

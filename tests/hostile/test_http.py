@@ -193,6 +193,40 @@ def test_a_wish_for_another_protocol_is_passed_over(served: Daemon) -> None:
         assert wire.answer() is None
 
 
+def test_a_request_that_is_answered_before_it_came_whole_is_answered_once(served: Daemon) -> None:
+    """Whatever comes behind, or does not: its client may use the connection for others by then."""
+    early = [
+        (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{", b""),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", b""),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", b"no chunk\r\n"),
+    ]
+
+    def has_one(parts: tuple[bytes, bytes]) -> bool:
+        with Wire(served.address) as wire:
+            wire.send(parts[0])
+            answer = wire.answer()
+            assert answer is not None
+            check(answer)
+            wire.send(parts[1])
+            return wire.answer() is None
+
+    with ThreadPoolExecutor(len(early)) as clients:
+        assert all(clients.map(has_one, early))
+
+
+def test_requests_ahead_of_their_answers_are_bounded(served: Daemon) -> None:
+    memory = served.resident
+    with Wire(served.address) as wire:
+        wire.send(get("/health") * 50_000)
+        answers = 0
+        while (answer := wire.answer()) is not None:
+            assert answer.status == 200
+            answers += 1
+    assert 0 < answers < 50_000
+    assert served.resident < memory + 16 * MIB
+    assert serves(served)
+
+
 @pytest.mark.parametrize("declared", [9 * MIB, 10**15])
 def test_a_giant_body_is_refused_before_it_comes(served: Daemon, declared: int) -> None:
     with Wire(served.address) as wire:

@@ -56,13 +56,19 @@ def stuck(server: Live) -> bool:
     return writing and state(server).paused == 1
 
 
-def ask_without_reading(server: Live, tokens: int) -> socket.socket:
-    """Send a request from a socket that takes in as little as the system allows."""
+def connected(server: Live) -> socket.socket:
+    """Return a socket that takes in as little as the system allows."""
     host, _, port = server.url.removeprefix("http://").rpartition(":")
     connection = socket.socket()
     connection.settimeout(20)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((host, int(port)))
+    return connection
+
+
+def ask_without_reading(server: Live, tokens: int) -> socket.socket:
+    """Send a request from such a socket."""
+    connection = connected(server)
     body = json.dumps(BODY | {"max_tokens": tokens}).encode()
     connection.sendall(
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -126,6 +132,27 @@ def test_what_waits_for_a_reader_is_bounded(endless: ModelSettings) -> None:
         assert connection.transport.get_write_buffer_size() < 128 << 10
         slow.close()
         wait_until(lambda: state(server).running == 0)
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/page/page.css"])
+def test_whoever_reads_no_answer_is_cut_off(endless: ModelSettings, path: str) -> None:
+    """Whether that is more or less than makes uvicorn wait."""
+    with serving(endless, timeout_s=0.1) as server, closing(connected(server)) as idle:
+        idle.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() * 3)
+        wait_until(lambda: any(c.unanswered for c in server.server.server_state.connections))
+        wait_until(lambda: not server.server.server_state.connections)
+
+
+def test_who_reads_slowly_gets_all(endless: ModelSettings) -> None:
+    with serving(endless, timeout_s=0.3) as server, closing(connected(server)) as slow:
+        whole = len(server.get("/openapi.json").content)
+        slow.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        start, taken = time.monotonic(), 0
+        while piece := slow.recv(1 << 16):
+            taken += len(piece)
+            time.sleep(0.02)
+        assert taken > whole
+        assert time.monotonic() - start > 0.6
 
 
 def _generated(server: Live) -> str:

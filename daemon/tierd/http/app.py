@@ -27,6 +27,7 @@ from tierd.http.metrics import MetricsRoutes
 from tierd.http.models import ModelRoutes
 from tierd.http.openapi.document import openapi_route
 from tierd.http.page import PageRoutes
+from tierd.http.paths import exact
 from tierd.http.quotas import QuotaGate, Quotas
 from tierd.http.responses.routes import ResponsesRoutes
 from tierd.http.responses.shelf import ResponsesShelf
@@ -71,19 +72,21 @@ def create_app(
         metrics.requests.labels(NO_MODEL, outcome).inc()
 
     app = Starlette(
-        routes=[
-            *ModelRoutes(engine, roster).routes(),
-            *CompletionRoutes(engine, mailboxes, encoder, roster).routes(),
-            *ChatRoutes(turns, encoder).routes(),
-            *ResponsesRoutes(turns, shelf, settings.server.reader_timeout_s).routes(),
-            *MessageRoutes(turns, engine, encoder, roster).routes(),
-            *EmbeddingRoutes(engine, mailboxes, encoder, roster).routes(),
-            *TextRoutes(engine, encoder, roster).routes(),
-            *HealthRoutes(engine).routes(),
-            *MetricsRoutes(metrics).routes(),
-            openapi_route(guarded=keys is not None),
-            *PageRoutes(engine, roster, metrics, guarded=keys is not None).routes(),
-        ],
+        routes=exact(
+            [
+                *ModelRoutes(engine, roster).routes(),
+                *CompletionRoutes(engine, mailboxes, encoder, roster).routes(),
+                *ChatRoutes(turns, encoder).routes(),
+                *ResponsesRoutes(turns, shelf, settings.server.reader_timeout_s).routes(),
+                *MessageRoutes(turns, engine, encoder, roster).routes(),
+                *EmbeddingRoutes(engine, mailboxes, encoder, roster).routes(),
+                *TextRoutes(engine, encoder, roster).routes(),
+                *HealthRoutes(engine).routes(),
+                *MetricsRoutes(metrics).routes(),
+                openapi_route(guarded=keys is not None),
+                *PageRoutes(engine, roster, metrics, guarded=keys is not None).routes(),
+            ]
+        ),
         middleware=[
             *cors(settings.server.cors_origins),
             Middleware(TraceGate, traces=traces or Traces()),

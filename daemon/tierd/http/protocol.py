@@ -5,18 +5,22 @@ What uvicorn leaves open, and this closes:
     a request that never ends     it must have come whole within `server.request_timeout_s`, else 408
     a head that never ends        at most MOST_HEAD_BYTES, else 431
     connections without number    at most `server.connections`, else 503
+    requests without number       at most MOST_AHEAD behind the one that is being answered, else no answer
+    clients that take nothing     cut off after UNREAD times `server.reader_timeout_s`
     bytes that are no HTTP        400
     a Host that is none, or many  400
     a wish for another protocol   the request is answered as it stands, the connection then closed
     a client of HTTP/1.0          no chunks: a body whose length nobody knows ends with the connection
 
-A request that came whole is answered, whatever follows it; what follows is then not.
+A request that came whole is answered, whatever follows it; what follows is then not. None is answered twice:
+one that was answered before its body came whole, and goes wrong there, ends the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http
+from collections import deque
 from typing import Any, ClassVar
 
 import httptools
@@ -25,12 +29,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from tierd.errors import RequestError, UnavailableError
 from tierd.http.authority import settle_host
 from tierd.http.errors import HeadTooLargeError, LateRequestError, MalformedRequestError, describe
+from tierd.http.unread import Unread
 from tierd.settings import ServerSettings
 
 MOST_HEAD_BYTES = 64 << 10
+MOST_AHEAD = 100
 # How long a client that was refused may go on sending before it is cut off; if it were cut off at once, the
 # answer could be lost on its way.
 LINGER_S = 1.0
+# Streams whose clients do not keep up are ended first, by the engine, which can say so.
+UNREAD = 2
 # ASGI extension: scope["extensions"][ABORT]["abort"]() cuts the connection off, whatever is still unsent.
 ABORT = "tierd.abort"
 
@@ -44,6 +52,8 @@ class Protocol(HttpToolsProtocol):
     """One connection. Overrides uvicorn's and httptools' callbacks; see there for what calls them when."""
 
     settings: ClassVar[ServerSettings]
+    unread: Unread
+    unanswered: deque[RequestResponseCycle]  # of which the first is being answered
 
     _deadline: asyncio.TimerHandle | None = None
     _arriving = False  # some of a request has come, and not all
@@ -54,6 +64,8 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
+        self.unanswered = deque()
+        self.unread = Unread(self.loop, transport, UNREAD * self.settings.reader_timeout_s)
         if len(self.connections) > self.settings.connections:
             self._refuse(UnavailableError("there are too many connections; try again later"))
         else:
@@ -61,8 +73,29 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
+        self._tell_gone()
         super().connection_lost(exc)
         self._stop_waiting()
+        self.unread.forget()
+
+    def pause_writing(self) -> None:
+        """The client has a lot to take yet."""
+        super().pause_writing()
+        self.unread.watch()
+
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        super().resume_writing()
+        self.unread.forget()
+
+    def on_response_complete(self) -> None:
+        """An answer was written whole."""
+        self.unanswered.popleft()
+        super().on_response_complete()
+        if self.pipeline:  # these first
+            self.flow.pause_reading()
+        if not self.unanswered:
+            self.unread.watch()
 
     def data_received(self, data: bytes) -> None:
         """Parse what has come."""
@@ -91,6 +124,8 @@ class Protocol(HttpToolsProtocol):
         self._arriving = self._in_head = True
         self._head_bytes = 0
         self._await_request()
+        if not self.flow.write_paused:
+            self.unread.forget()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One of its headers has come, with the white space behind it."""
@@ -98,12 +133,15 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Its head has come whole."""
-        self._in_head = False
         head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if head_bytes > MOST_HEAD_BYTES:
             raise _head_too_large()
+        if len(self.unanswered) > MOST_AHEAD:
+            raise MalformedRequestError("there are too many requests ahead of their answers")
         settle_host(self.headers, self.url, self.parser.get_http_version())
         super().on_headers_complete()
+        self.unanswered.append(self.cycle)
+        self._in_head = False
         if self.cycle.scope["http_version"] != "1.1":
             _answer_unframed(self.cycle)
 
@@ -142,8 +180,9 @@ class Protocol(HttpToolsProtocol):
         if answering and not self.cycle.more_body:
             self.cycle.keep_alive = False
             return
-        if self.pipeline or (answering and self.cycle.response_started):
-            self.transport.close()
+        answered = self._arriving and not self._in_head and not answering
+        if self.pipeline or answered or (answering and self.cycle.response_started):
+            self._hang_up()
             return
         answer = describe(error)
         head = [f"HTTP/1.1 {answer.status} {http.HTTPStatus(answer.status).phrase}"]
@@ -151,10 +190,22 @@ class Protocol(HttpToolsProtocol):
         head += ["content-type: application/json", f"content-length: {len(answer.body)}", "connection: close"]
         self.transport.write("\r\n".join(head).encode() + b"\r\n\r\n" + answer.body)
         self.transport.write_eof()
+        self.unread.watch()
         if answering:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            self._tell_gone()
         self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _hang_up(self) -> None:
+        """Close the connection; whatever is being answered goes nowhere."""
+        self._tell_gone()
+        self.transport.close()
+        self.unread.watch()
+
+    def _tell_gone(self) -> None:
+        """Let all that is to be answered know that nobody listens."""
+        for cycle in self.unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
 
 def _answer_unframed(cycle: RequestResponseCycle) -> None:

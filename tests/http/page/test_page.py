@@ -137,6 +137,17 @@ def test_the_admin_listener_shows_the_page_to_all_and_the_state_to_who_has_the_t
     assert body(admin.unix.get(STATE))["admin"] is True
 
 
+@pytest.mark.parametrize("path", [STATE, "/status", "/", "/page/main.js", "/metrics", "/v1/models"])
+@pytest.mark.parametrize("behind", ["%0a", "%0d%0a", "%00", "%20", "%2f", ";"])
+def test_a_path_with_something_behind_it_is_another(
+    live: Live, admin: Administered, path: str, behind: str
+) -> None:
+    """So nobody gets past who decides by it: the token's gate, or a proxy."""
+    assert live.get(path + behind).status_code == 404
+    assert admin.unix.get(path + behind).status_code == 404
+    assert admin.tcp.get(path + behind).status_code == 401
+
+
 def test_no_command_is_taken_on_the_public_listener(live: Live) -> None:
     for path in ("/models/load", "/models/unload", "/models/activate", "/drain", "/resume"):
         response: httpx.Response = live.post(path, {})

@@ -26,6 +26,7 @@ from tierd.http.admin.operations import OperationRoutes, Operations
 from tierd.http.doors import Doors
 from tierd.http.errors import ErrorBoundary, route_error
 from tierd.http.page import PageRoutes, is_page_file
+from tierd.http.paths import exact
 from tierd.http.roster import Roster
 from tierd.http.shapes import json_response
 from tierd.http.tier_views import Bank, Pages, PassesView, RegionsView, SessionsView, Switch, TierView
@@ -272,12 +273,14 @@ def create_admin_app(
     """
     gates = [] if token is None else [Middleware(TokenGate, token=token)]
     app = Starlette(
-        routes=[
-            *AdminRoutes(engine, roster).routes(),
-            *CommandRoutes(engine, roster, operations).routes(),
-            *OperationRoutes(operations).routes(),
-            *PageRoutes(engine, roster, metrics, admin=True).routes(),
-        ],
+        routes=exact(
+            [
+                *AdminRoutes(engine, roster).routes(),
+                *CommandRoutes(engine, roster, operations).routes(),
+                *OperationRoutes(operations).routes(),
+                *PageRoutes(engine, roster, metrics, admin=True).routes(),
+            ]
+        ),
         middleware=[Middleware(ErrorBoundary), Middleware(Doors), *gates],
         exception_handlers={HTTPException: route_error},
     )

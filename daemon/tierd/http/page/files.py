@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Route
 
 INDEX = "index.html"
 _TYPES = {
@@ -59,6 +60,7 @@ class PageFile:
         return Response(self._content, media_type=self._type, headers=headers)
 
 
+@cache
 def page_files() -> Mapping[str, PageFile]:
     """Return the files by name."""
     folder = files("tierd.http.page") / "static"
@@ -68,8 +70,12 @@ def page_files() -> Mapping[str, PageFile]:
     }
 
 
-def file_routes() -> list[BaseRoute]:
+def file_routes() -> list[Route]:
     """Return the routes: the page at /, its parts below /page/."""
     pages = page_files()
-    parts = [Route(f"/{name}", file.answer) for name, file in pages.items() if name != INDEX]
-    return [Route("/", pages[INDEX].answer), Mount("/page", routes=parts)]
+    parts = [
+        Route(f"/page/{name}", file.answer, include_in_schema=False)
+        for name, file in pages.items()
+        if name != INDEX
+    ]
+    return [Route("/", pages[INDEX].answer), *parts]

@@ -6,10 +6,10 @@ import time
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from tierd.engine import Engine
-from tierd.http.page.files import file_routes
+from tierd.http.page.files import INDEX, file_routes, page_files
 from tierd.http.page.state import page_state
 from tierd.http.roster import Roster
 from tierd.http.shapes import json_response
@@ -20,7 +20,7 @@ STATE = "/page/state.json"
 
 def is_page_file(path: str) -> bool:
     """Whether a path is that of the page itself, which tells nothing of what is served."""
-    return path == "/" or (path.startswith("/page/") and path != STATE)
+    return path == "/" or path.removeprefix("/page/") in page_files().keys() - {INDEX}
 
 
 class PageRoutes:
@@ -43,7 +43,7 @@ class PageRoutes:
         self._guarded = guarded
         self._started = time.monotonic()
 
-    def routes(self) -> list[BaseRoute]:
+    def routes(self) -> list[Route]:
         """Return the routes."""
         return [Route(STATE, self.state), *file_routes()]
 
