@@ -139,20 +139,21 @@ def test_whoever_reads_no_answer_is_cut_off(endless: ModelSettings, path: str) -
     """Whether that is more or less than makes uvicorn wait."""
     with serving(endless, timeout_s=0.1) as server, closing(connected(server)) as idle:
         idle.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() * 3)
-        wait_until(lambda: any(c.unanswered for c in server.server.server_state.connections))
-        wait_until(lambda: not server.server.server_state.connections)
+        connections = server.server.server_state.connections
+        wait_until(lambda: any(c.transport.get_write_buffer_size() for c in connections))
+        wait_until(lambda: not connections)
 
 
 def test_who_reads_slowly_gets_all(endless: ModelSettings) -> None:
-    with serving(endless, timeout_s=0.3) as server, closing(connected(server)) as slow:
+    with serving(endless, timeout_s=0.5) as server, closing(connected(server)) as slow:
         whole = len(server.get("/openapi.json").content)
         slow.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         start, taken = time.monotonic(), 0
         while piece := slow.recv(1 << 16):
             taken += len(piece)
-            time.sleep(0.02)
+            time.sleep(0.06)
         assert taken > whole
-        assert time.monotonic() - start > 0.6
+        assert time.monotonic() - start > 1
 
 
 def _generated(server: Live) -> str:
