@@ -43,8 +43,10 @@ MODELS = [oracle.SMOLLM2, oracle.GEMMA3]
 # Those that keep the rule of greedy ids; the other one takes long.
 GREEDY_CODECS = ["f16", pytest.param("q8_0", marks=pytest.mark.long)]
 pytestmark = pytest.mark.timeout(600)
-# At the levels that `tests/other_levels.py` forces, `make test` holds models to the short text alone.
+# At the levels that `tests/other_levels.py` forces, `make test` holds models to the short text and to the
+# greedy rows that are fed step by step as well.
 FORCED = "HOSTKERNELS_LEVEL" in os.environ
+ALL_ROWS = [pytest.param("f16", marks=[pytest.mark.long] if FORCED else []), GREEDY_CODECS[1]]
 LONG_TEXT = [
     pytest.param(*case, marks=[pytest.mark.long] if FORCED or case[1] != "f16" else []) for case in BOUNDS
 ]
@@ -195,7 +197,7 @@ def test_divergence_over_a_long_text(
     hold_divergence(found, BOUNDS[name, codec][1], note)
 
 
-@pytest.mark.parametrize("codec", GREEDY_CODECS)
+@pytest.mark.parametrize("codec", ALL_ROWS)
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_ids(
     name: str, models: dict[str, Model], prefilled: Callable[[int], list[np.ndarray]], note: Note
