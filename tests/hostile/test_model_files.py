@@ -29,7 +29,6 @@ from tierd.slot import open_slot
 from tierd.tier.host_site import HostSite
 from tiny import write_gemma3, write_llama
 
-FILES = 500
 SEED = 20_240_229
 SECONDS = 5.0
 MEMORY = 1 << 30
@@ -79,22 +78,23 @@ def try_all(folder: Path, sanitized_environment: dict[str, str], memory: int = M
     return results
 
 
+@pytest.mark.parametrize("count", [250, pytest.param(500, marks=pytest.mark.long)])
 def test_malformed_files_are_refused_by_name_or_run(
-    sound: list[Parts], tmp_path: Path, sanitized_environment: dict[str, str]
+    count: int, sound: list[Parts], tmp_path: Path, sanitized_environment: dict[str, str]
 ) -> None:
     for index, parts in enumerate(sound):
         assert parts.forge() == parts.content
         (tmp_path / f"0-sound-{index}.gguf").write_bytes(parts.content)
-    for index, case in enumerate(malformed_files(sound, FILES, SEED)):
+    for index, case in enumerate(malformed_files(sound, count, SEED)):
         (tmp_path / f"{1 + index}-{case.name}.gguf").write_bytes(case.content)
     results = try_all(tmp_path, sanitized_environment)
-    assert len(results) == FILES + len(sound)
+    assert len(results) == count + len(sound)
     malformed = [result for result in results if not result["file"].startswith("0-")]
     outcomes = Counter(result["outcome"] for result in malformed)
     named = [result for result in malformed if re.search(r"\b(key|keys|tensor) [^ ]", result["message"])]
-    assert outcomes["refused"] + outcomes["ran"] == FILES
-    assert len(named) >= 350, outcomes
-    assert outcomes["ran"] >= 25, outcomes
+    assert outcomes["refused"] + outcomes["ran"] == count
+    assert len(named) >= 0.7 * count, outcomes
+    assert outcomes["ran"] >= 0.05 * count, outcomes
     assert all(result["outcome"] == "ran" for result in results if result["file"].startswith("0-"))
     assert max(result["peak"] for result in results) < MEMORY
 
