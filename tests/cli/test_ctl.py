@@ -57,6 +57,7 @@ def _found(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def token_file(tmp_path: Path) -> Path:
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
+    file.chmod(0o640)
     return file
 
 

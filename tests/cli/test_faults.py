@@ -137,6 +137,16 @@ class TestSettings:
         assert code == 2
         assert line.startswith(f"{file}: {message}")
 
+    def test_a_token_that_others_may_read(self, tmp_path: Path, model: Path) -> None:
+        token = tmp_path / "token"
+        token.write_text("0123456789abcdef")
+        token.chmod(0o644)
+        file = settings(tmp_path, "[admin]\nlisten = '127.0.0.1:0'\ntoken_file = 'token'")
+        assert fault("--config", file, "--model", model) == (
+            2,
+            f"admin.token_file: others may use {token}, mode 644; run: chmod 600 {token}",
+        )
+
     def test_a_template_that_is_missing(self, tmp_path: Path, model: Path) -> None:
         table = f"[[models]]\nid = 'tiny'\npath = '{model}'\nchat_template = 'missing.jinja'"
         code, line = fault("--config", settings(tmp_path, table))
@@ -158,6 +168,7 @@ class TestSettings:
         token = tmp_path / "token"
         if content is not None:
             token.write_bytes(content)
+            token.chmod(0o600)
         file = settings(tmp_path, "[admin]\nlisten = '127.0.0.1:0'\ntoken_file = 'token'")
         code, line = fault("--config", file, "--model", model)
         assert code == 2
@@ -176,6 +187,7 @@ class TestAddresses:
 
     def test_the_admin_port_in_use(self, taken: str, tmp_path: Path) -> None:
         (tmp_path / "token").write_text("0123456789abcdef")
+        (tmp_path / "token").chmod(0o600)
         file = settings(tmp_path, f"[admin]\nlisten = '{taken}'\ntoken_file = 'token'")
         code, line = fault("--config", file, "--model", "missing.gguf")
         assert code == 2

@@ -69,6 +69,23 @@ def test_a_line_that_is_none_is_named_and_not_repeated(tmp_path: Path, line: str
     )
 
 
+def test_lines_may_end_as_elsewhere(tmp_path: Path) -> None:
+    path = written(tmp_path / "keys")
+    path.write_bytes(f"# who\r\n{line_of('alice', 'a')}\r\n\r\n{line_of('bob', 'b')}\r".encode())
+    assert [name for name, _ in read_keys(path)] == ["alice", "bob"]
+
+
+def test_a_key_is_for_one_name(tmp_path: Path) -> None:
+    path = written(tmp_path / "keys", line_of("alice", "a"), line_of("alice", "a"))
+    assert Keys(path).name_of([b"a"]) == "alice"
+    written(path, line_of("alice", "a"), "", line_of("bob", "a").upper().replace("BOB", "bob"))
+    with pytest.raises(SettingsError) as caught:
+        read_keys(path)
+    assert str(caught.value) == (
+        f"server.api_keys_file: {path}, line 3: bob has a key of alice's; a key is for one name"
+    )
+
+
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o601, 0o620])
 def test_a_file_that_others_may_use_is_refused(file: Path, mode: int) -> None:
     file.chmod(mode)

@@ -12,15 +12,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
 import re
 import secrets
-import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from tierd.errors import SettingsError
+from tierd.http.private import read_private
 from tierd.settings import key_name
 
 log = logging.getLogger(__name__)
@@ -30,8 +29,6 @@ PREFIX = "sk-tierd-"
 KEY_BYTES = 32
 # The file is looked at once in so many seconds, while requests come.
 LOOK_S = 1.0
-# Others than the group may do nothing with it, the group may read it.
-_FORBIDDEN = stat.S_IWGRP | stat.S_IRWXO
 
 _LINE = re.compile(rb"(?P<name>\S+)[ \t]+(?P<digest>[0-9a-fA-F]{64})")
 
@@ -95,18 +92,11 @@ class Keys:
 def read_keys(path: Path) -> list[tuple[str, bytes]]:
     """Return the names in a file of keys, each with a key's digest; a name may stand there several times.
 
-    Raises SettingsError: it cannot be read, others may, or a line is not as it should be.
+    Raises SettingsError: it cannot be read, others may, a line is not as it should be, or has another's key.
     """
-    try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            content = file.read()
-    except OSError as error:
-        raise SettingsError(f"{SETTING}: cannot read {path}: {error.strerror}") from error
-    if mode & _FORBIDDEN:
-        raise SettingsError(f"{SETTING}: others may use {path}, mode {mode:o}; run: chmod 600 {path}")
     keys: list[tuple[str, bytes]] = []
-    for number, line in enumerate(content.splitlines(), 1):
+    owners: dict[bytes, str] = {}
+    for number, line in enumerate(read_private(path, SETTING).splitlines(), 1):
         text = line.strip()
         if not text or text.startswith(b"#"):
             continue
@@ -117,7 +107,13 @@ def read_keys(path: Path) -> list[tuple[str, bytes]]:
                 f"{SETTING}: {path}, line {number}: must be a name and the SHA-256 of a key; "
                 "`tierd key NAME` makes such a line"
             )
-        keys.append((name, bytes.fromhex(match["digest"].decode())))
+        digest = bytes.fromhex(match["digest"].decode())
+        owner = owners.setdefault(digest, name)
+        if owner != name:
+            raise SettingsError(
+                f"{SETTING}: {path}, line {number}: {name} has a key of {owner}'s; a key is for one name"
+            )
+        keys.append((name, digest))
     return keys
 
 
