@@ -12,7 +12,7 @@ _FORBIDDEN = stat.S_IWGRP | stat.S_IRWXO
 
 
 def read_private(path: Path, setting: str) -> bytes:
-    """Return what a file holds. Raises SettingsError, which names the setting, where others may use it too."""
+    """Return what a file holds. Raises SettingsError, which names the setting, where others may use it."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
