@@ -94,6 +94,37 @@ def test_a_line_of_fields_alone_quotes_what_needs_it() -> None:
     assert log_.text.endswith(""" INFO request=r1 model='a=b' tokens=3 ms=1.5 error="it's gone" none=''\n""")
 
 
+HOSTILE = "a\x1b[31m\x07\x00\x7f\x85\x9b31m\u2028\u202e\ufeff\r<0>EMERG"
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("in_journal", [False, True])
+def test_nothing_that_is_said_looks_like_another_line_or_steers_a_terminal(
+    form: str, in_journal: bool, prompts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tierd.service.logs.is_journal", lambda stream: in_journal)
+    with written(form=form, prompts=prompts) as log_:
+        log.info("path=%s", f"{HOSTILE}\n2026-01-01 00:00:00,000 INFO outcome=stop")
+        log.info(*line(model=HOSTILE.replace("\r", ""), name="x\udcff"))
+        fail(ModelError(HOSTILE))
+    lines = log_.text.split("\n")
+    assert lines.pop() == ""
+    assert all(each.isprintable() for each in lines)
+    begun = [
+        each for each in lines if re.match(r"(<\d>)?([\d-]{10} [\d:,]{12} )?(INFO|ERROR) |(<\d>)?\{", each)
+    ]
+    assert len(begun) == 3
+    if in_journal:
+        assert {each[:3] for each in lines} == {"<6>", "<3>"}
+    if form == "json":
+        said = [json.loads(each.removeprefix("<6>").removeprefix("<3>")) for each in lines]
+        assert said[0]["path"].startswith(HOSTILE)
+        assert said[1]["model"] == HOSTILE.replace("\r", "")
+    else:
+        assert r"model='a\x1b[31m\x07" in log_.text
+
+
 def test_others_loggers_are_written_alike() -> None:
     with written(form="json") as log_:
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
@@ -135,7 +166,7 @@ def test_of_asyncio_only_the_first_line_is_taken() -> None:
     assert [each.split(" ERROR ")[-1] for each in log_.text.splitlines()] == [
         "Task exception was never retrieved",
         "Again",
-        "future: all of it",
+        "  future: all of it",
     ]
 
 

@@ -1,6 +1,7 @@
 """The log on standard error: lines of text or of JSON, with priorities where systemd's journal reads them.
 
 What a message says by `NAME=%s` in its template is a field of that name in JSON; a hyphen is null there.
+A record has a line of its own, and nothing in it can look like another's, or steer a terminal.
 Nothing that clients send or are answered is logged, but where `log.prompts` asks for it: that alone goes to
 the logger PROMPTS. The messages of errors that are not tierd's own may repeat it, so of these a traceback has
 the classes only.
@@ -44,7 +45,9 @@ def line(**values: object) -> tuple[Any, ...]:
 
 
 def _needs_quotes(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[^\s\"'=]+", value) is None
+    return isinstance(value, str) and not (
+        re.fullmatch(r"[^\s\"'=]+", value) is not None and value.isprintable()
+    )
 
 
 def told(error: BaseException) -> str:
@@ -99,11 +102,8 @@ class _Formatter(logging.Formatter, ABC):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines of a record."""
-        lines = self.lines(record)
-        if self._journal:
-            prefix = f"<{_PRIORITIES.get(record.levelno, 6)}>"
-            lines = [prefix + each for line in lines for each in line.splitlines() or [""]]
-        return "\n".join(lines)
+        prefix = f"<{_PRIORITIES.get(record.levelno, 6)}>" if self._journal else ""
+        return "\n".join(prefix + each for each in self.lines(record))
 
     @abstractmethod
     def lines(self, record: logging.LogRecord) -> list[str]:
@@ -141,7 +141,8 @@ class TextFormatter(_Formatter):
         """See above."""
         time = "" if self._journal else f"{self.formatTime(record)} "
         trace = self.trace(record)
-        return [f"{time}{record.levelname} {self.message(record)}", *([trace] if trace else [])]
+        said = self.message(record).replace("\n", "\n  ")
+        return [*map(_printable, f"{time}{record.levelname} {said}\n{trace}".rstrip("\n").split("\n"))]
 
 
 class JSONFormatter(_Formatter):
@@ -158,9 +159,16 @@ class JSONFormatter(_Formatter):
             "message": self.message(record),
         }
         trace = self.trace(record)
-        return [
-            json.dumps(_fields(record) | about | ({"exception": trace} if trace else {}), ensure_ascii=False)
-        ]
+        told = _fields(record) | about | ({"exception": trace} if trace else {})
+        line = json.dumps(told, ensure_ascii=False)
+        return [line if line.isprintable() else json.dumps(told).replace("\x7f", "\\u007f")]
+
+
+def _printable(line: str) -> str:
+    """Return a line with escapes for what is no letter, sign or space."""
+    if line.isprintable():
+        return line
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
