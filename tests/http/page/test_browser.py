@@ -191,6 +191,25 @@ def test_with_keys_streams_are_not_shown_and_the_chat_takes_a_key(browser: Brows
         expect(page.locator("#chat-figures")).to_contain_text("per second")
 
 
+def test_of_thousands_of_streams_it_shows_the_first_and_how_many_more(browser: Browser, house: House) -> None:
+    """Nothing of them makes it slow, or wide."""
+    state = house.live.get("/page/state.json").json()
+    stream = {"region": 0, "positions": 9, "paused": False, "moving": False, "away": False, "words": None}
+    state["sessions"] = [
+        stream | {"id": f"{n:032x}", "model": "a", "prompt": 8, "generated": n} for n in range(5000)
+    ]
+    state["models"][0]["regions"] = [{"region": n, "state": "live", "positions": n} for n in range(1024)]
+    state["models"][0]["region_positions"] = 1024
+    page = browser.new_page(viewport=PHONE)  # type: ignore[arg-type]
+    page.route("**/page/state.json", lambda route: route.fulfill(json=state))
+    page.goto(house.live.url + "/")
+    expect(page.locator("#streams tbody tr")).to_have_count(100)
+    expect(page.locator("#streams")).to_contain_text("and 4,900 more; tierd ctl sessions lists all.")
+    expect(page.locator(".region")).to_have_count(1024 + len(state["models"][1]["regions"]))
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.close()
+
+
 def test_names_are_text_and_never_markup(browser: Browser, tiny_model: ModelSettings) -> None:
     with serve([replace(tiny_model, id=MARKUP)], backend=NullBackend()) as live:
         for looked in looked_at(browser, live.url):

@@ -3,18 +3,22 @@
 import { byId, element, renew } from "./dom.js";
 import { count } from "./numbers.js";
 
+const SHOWN = 100;
+
 export function showStreams(state) {
   renew(byId("streams"), state.sessions, () => {
     if (state.sessions === null) return [quiet("Not shown here, as API keys are set; the admin listener shows them.")];
     if (!state.sessions.length) return [quiet("None runs.")];
+    const more = state.sessions.length - SHOWN;
     const names = ["Request", "Model", "K/V in", "State", "Prompt", "Written"];
     return [
       element(
         "table",
         {},
         element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)))),
-        element("tbody", {}, ...state.sessions.map(row)),
+        element("tbody", {}, ...state.sessions.slice(0, SHOWN).map(row)),
       ),
+      more > 0 ? quiet(`and ${count(more)} more; tierd ctl sessions lists all.`) : "",
     ];
   });
 }
