@@ -53,6 +53,13 @@ def test_the_watchdog_may_be_off_or_of_another_process(watchdog: dict[str, str])
     assert Notifier.taken_from({"NOTIFY_SOCKET": "@x", **watchdog}).watchdog_s is None
 
 
+def test_what_is_no_unicode_is_told_too() -> None:
+    """Names of files may be any bytes."""
+    with manager() as systemd:
+        Notifier(systemd.address).status("no such file: a\udcff")
+        systemd.await_one(lambda told: told == {"STATUS": "no such file: a\\udcff"})
+
+
 def test_each_message_has_its_lines() -> None:
     with manager() as systemd:
         notifier = Notifier(systemd.address)

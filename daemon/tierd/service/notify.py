@@ -72,7 +72,7 @@ class Notifier:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as speaker:
                 speaker.settimeout(PATIENCE_S)
-                speaker.sendto("\n".join(lines).encode(), self._address)
+                speaker.sendto("\n".join(lines).encode(errors="backslashreplace"), self._address)
         except OSError as error:
             log.warning("systemd is not told %s: %s", lines[0], error)
 
