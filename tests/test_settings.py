@@ -155,7 +155,12 @@ def test_wrong_type_is_named(settings_file: Path, text: str, message: str) -> No
     [
         ("server.listen = '127.0.0.1'", "server.listen must be HOST:PORT"),
         ("server.hosts = ['a', 'b:1']", "server.hosts must hold names of hosts in small letters, without a"),
-        ("server.cors_origins = ['a']", 'server.cors_origins must hold origins such as "https://chat.exa'),
+        ("server.cors_origins = ['a']", "server.cors_origins must hold origins in small letters, such as"),
+        ("server.cors_origins = ['https://A.org']", "server.cors_origins must hold origins in small letters"),
+        (
+            "server.cors_origins = ['https://a.org/']",
+            "server.cors_origins must hold origins in small letters",
+        ),
         ("engine.threads = -1", "engine.threads must lie between 0 and 1024, not -1"),
         ("engine.chunk_rows = 0", "engine.chunk_rows must lie between 1 and 65536, not 0"),
         ("kv.memory_mb = -1", "kv.memory_mb must lie between 0 and 1073741824, not -1"),

@@ -74,9 +74,9 @@ def _host(value: str) -> str:
 
 
 def _origin(value: str) -> str:
-    if value == "*" or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/]+", value):
+    if value == "*" or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/A-Z]+", value):
         return ""
-    return 'hold origins such as "https://chat.example.org", or "*"'
+    return 'hold origins in small letters, such as "https://chat.example.org", or "*"'
 
 
 def _each(check: Check) -> Check:
