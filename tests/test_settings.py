@@ -177,6 +177,7 @@ def test_wrong_type_is_named(settings_file: Path, text: str, message: str) -> No
         ),
         ('[[models]]\nid="a\\u200b"\npath="b"', "models[0].id must be a name"),
         ('admin.socket = "/a\\u0000"', 'admin.socket must be "auto", "off" or a path that begins with /'),
+        ("[[models]]\nid='-'\npath='b'", "models[0].id must be a name"),
         ("gpu.mode = 'on'", "gpu.mode must be one of auto, off, resident, rails, not 'on'"),
         ("gpu.require = ''", "gpu.require must be one of none, rails, resident, not ''"),
         ("gpu.vram_limit_mb = -1", "gpu.vram_limit_mb must lie between 0 and 1073741824, not -1"),

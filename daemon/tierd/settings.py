@@ -91,9 +91,9 @@ def _collector(value: str) -> str:
 
 
 def _model_id(value: str) -> str:
-    if re.fullmatch(r"\S{1,128}", value) and value.isprintable():
+    if re.fullmatch(r"\S{1,128}", value) and value.isprintable() and value != "-":  # which stands for none
         return ""
-    return "be a name of 1 to 128 printable characters without spaces"
+    return 'be a name of 1 to 128 printable characters without spaces, and not "-"'
 
 
 def key_name(value: str) -> str:
