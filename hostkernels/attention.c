@@ -1,10 +1,16 @@
 /* attention.c: the walk over a sequence's tiles, the same at every level.
  *
  * A tile of K and V is decoded once for the query rows of a block and for all query heads that share the
- * K/V head. Each of these folds the tile into its own running softmax, tiles in ascending order, so
- * that a row's result is the same in whatever block it comes.
+ * K/V head. Each of these folds the tile into its own running softmax. Spans of 512 positions are gathered by
+ * themselves, tiles in ascending order, and then joined, in ascending order as well: so a row's result is the same
+ * in whatever block it comes, and whoever gathers a span of it.
  */
 #include "attention.h"
+
+enum { SPAN = 8 * HK_PAGE }; /* positions that are gathered by themselves */
+
+/* Floats of what `queries` gather: the greatest score, the sum of weights, the weighted sum of values. */
+static int64_t state_floats(int64_t queries, int64_t stride) { return queries * (2 + stride); }
 
 int64_t hk_attention_scratch(int heads, int head_size)
 {
@@ -12,8 +18,25 @@ int64_t hk_attention_scratch(int heads, int head_size)
     return 2 * HK_PAGE * stride                    /* keys, values */
            + 2 * HK_PAGE                           /* their scales */
            + (HK_LANES + HK_VALUE_ROWS) * stride   /* keys and values on their way */
-           + 2 * queries * stride                  /* queries, outputs */
-           + 5 * queries;                          /* scales, running softmax, positions seen */
+           + queries * stride                      /* queries */
+           + 3 * queries                           /* scales, positions seen */
+           + 2 * state_floats(queries, stride);    /* of a span, of those before */
+}
+
+int64_t hk_attention_gathered(int heads, int head_size)
+{
+    return state_floats(heads, hk_round_up(head_size, HK_LANES));
+}
+
+static int64_t first_seen_by(int64_t position, int window) { return window ? hk_max(0, position - window + 1) : 0; }
+
+static int64_t first_seen(const hk_attention_job *job) { return first_seen_by(job->positions[0], job->window); }
+
+static int64_t last_seen(const hk_attention_job *job) { return job->positions[job->rows - 1]; }
+
+int hk_attention_spans(int64_t position, int window)
+{
+    return (int)(position / SPAN - first_seen_by(position, window) / SPAN) + 1;
 }
 
 static hk_tile_rows lay_out_tile(const hk_attention_job *job, float *scratch)
@@ -30,31 +53,47 @@ static hk_tile_rows lay_out_tile(const hk_attention_job *job, float *scratch)
     return tile;
 }
 
-/* The job's queries in the codec's basis, which have seen nothing yet. */
-static hk_queries lay_out_queries(const hk_attention_job *job, const hk_tile_rows *tile)
+/* What is behind the tile's rows. */
+static float *lay_out_queries(const hk_attention_job *job, const hk_tile_rows *tile, hk_queries *queries)
 {
-    hk_queries queries = {.count = job->rows * job->heads, .stride = tile->stride};
-    const int64_t floats = queries.count * queries.stride;
+    *queries = (hk_queries){.count = job->rows * job->heads, .stride = tile->stride};
     float *q = tile->rows + HK_VALUE_ROWS * tile->stride;
-    queries.q = q;
-    queries.out = q + floats;
-    queries.scale = queries.out + floats;
-    queries.most = queries.scale + queries.count;
-    queries.sum = queries.most + queries.count;
-    queries.seen = (hk_seen *)(void *)(queries.sum + queries.count);
-    if (queries.stride > job->head_size)
-        memset(q, 0, (size_t)floats * sizeof *q);
-    memset(queries.out, 0, (size_t)floats * sizeof *q);
-    for (int i = 0; i < queries.count; i++, q += queries.stride) {
+    queries->q = q;
+    queries->scale = q + queries->count * queries->stride;
+    queries->seen = (hk_seen *)(void *)(queries->scale + queries->count);
+    return (float *)(void *)(queries->seen + queries->count);
+}
+
+/* The job's queries in the codec's basis. */
+static void take_queries(const hk_attention_job *job, const hk_queries *queries)
+{
+    float *q = queries->q;
+    if (queries->stride > job->head_size)
+        memset(q, 0, (size_t)(queries->count * queries->stride) * sizeof *q);
+    for (int i = 0; i < queries->count; i++, q += queries->stride) {
         memcpy(q, job->q + i / job->heads * job->q_stride + i % job->heads * job->head_size,
                (size_t)job->head_size * sizeof *q);
         for (int64_t d = 0; job->key_scale && d < job->head_size; d++)
             q[d] /= job->key_scale[d];
         hk_codec_rotate(job->codec, q, job->head_size);
-        queries.most[i] = -INFINITY;
-        queries.sum[i] = 0.0f;
     }
-    return queries;
+}
+
+/* The same queries with what they gather at `state`. */
+static hk_queries at_state(const hk_queries *queries, const float *state)
+{
+    hk_queries gathering = *queries;
+    gathering.most = (float *)state;
+    gathering.sum = gathering.most + queries->count;
+    gathering.out = gathering.sum + queries->count;
+    return gathering;
+}
+
+static void see_nothing(const hk_queries *queries)
+{
+    for (int i = 0; i < queries->count; i++)
+        queries->most[i] = -INFINITY;
+    memset(queries->sum, 0, (size_t)(queries->count * (1 + queries->stride)) * sizeof *queries->sum);
 }
 
 /* Those that see any of the tile from position `start` on, with what they see. */
@@ -84,32 +123,75 @@ static hk_queries look(const hk_attention_job *job, const hk_queries *all, int64
                         .stride = all->stride};
 }
 
-void hk_attention(const hk_attention_job *job, float *scratch)
+/* Gather a span of positions, its tiles in ascending order, for queries that have seen nothing. */
+static void gather(const hk_attention_job *job, int64_t span, const hk_queries *queries, const hk_tile_rows *tile_rows)
 {
     const hk_attention_form *form = hk_kernels_get()->attention[job->codec];
-    const hk_tile_rows tile_rows = lay_out_tile(job, scratch);
-    const hk_queries queries = lay_out_queries(job, &tile_rows);
-    form->take_queries(&queries, job->scale);
-
-    const int64_t first_seen = job->window ? hk_max(0, job->positions[0] - job->window + 1) : 0;
-    const int64_t last_seen = job->positions[job->rows - 1];
-    for (int64_t tile = first_seen / HK_PAGE; tile <= last_seen / HK_PAGE; tile++) {
+    const int64_t first = hk_max(first_seen(job), span * SPAN), last = hk_min(last_seen(job), (span + 1) * SPAN - 1);
+    see_nothing(queries);
+    for (int64_t tile = first / HK_PAGE; tile <= last / HK_PAGE; tile++) {
         const int64_t start = tile * HK_PAGE;
         const uint8_t *page = job->base + job->pages[tile] * job->page_bytes;
-        form->read_tile(job->codec, page + job->k_offset, page + job->v_offset, (int)hk_max(0, first_seen - start),
-                        (int)hk_min(HK_PAGE, last_seen + 1 - start), &tile_rows);
-        if (tile < last_seen / HK_PAGE) /* The next keys come from memory while these are used. */
+        form->read_tile(job->codec, page + job->k_offset, page + job->v_offset, (int)hk_max(0, first - start),
+                        (int)hk_min(HK_PAGE, last + 1 - start), tile_rows);
+        if (tile < last / HK_PAGE) /* The next keys come from memory while these are used. */
             hk_prefetch(job->base + job->pages[tile + 1] * job->page_bytes + job->k_offset,
                         (int)(HK_PAGE * job->row_bytes));
-        const hk_queries looking = look(job, &queries, start);
-        form->attend(&looking, &tile_rows);
+        const hk_queries looking = look(job, queries, start);
+        form->attend(&looking, tile_rows);
     }
+}
 
-    for (int i = 0; i < queries.count; i++) {
-        const float *gathered = queries.out + i * queries.stride, inverse = 1.0f / queries.sum[i];
+static void put_out(const hk_attention_job *job, const hk_queries *queries)
+{
+    for (int i = 0; i < queries->count; i++) {
+        const float *gathered = queries->out + i * queries->stride, inverse = 1.0f / queries->sum[i];
         float *head = job->out + i / job->heads * job->out_stride + i % job->heads * job->head_size;
         for (int64_t d = 0; d < job->head_size; d++)
             head[d] = gathered[d] * inverse;
         hk_codec_unrotate(job->codec, head, job->head_size);
     }
+}
+
+void hk_attention(const hk_attention_job *job, float *scratch)
+{
+    const hk_attention_form *form = hk_kernels_get()->attention[job->codec];
+    const hk_tile_rows tile = lay_out_tile(job, scratch);
+    hk_queries queries;
+    float *state = lay_out_queries(job, &tile, &queries);
+    take_queries(job, &queries);
+    form->take_queries(&queries, job->scale);
+
+    const hk_queries all = at_state(&queries, state);
+    const hk_queries part = at_state(&queries, state + state_floats(queries.count, queries.stride));
+    const int64_t first = first_seen(job) / SPAN;
+    gather(job, first, &all, &tile);
+    for (int64_t span = first + 1; span <= last_seen(job) / SPAN; span++) {
+        gather(job, span, &part, &tile);
+        form->join(&all, &part);
+    }
+    put_out(job, &all);
+}
+
+void hk_attention_gather(const hk_attention_job *job, int span, float *gathered, float *scratch)
+{
+    const hk_tile_rows tile = lay_out_tile(job, scratch);
+    hk_queries queries;
+    lay_out_queries(job, &tile, &queries);
+    take_queries(job, &queries);
+    hk_kernels_get()->attention[job->codec]->take_queries(&queries, job->scale);
+    const hk_queries part = at_state(&queries, gathered + span * state_floats(queries.count, queries.stride));
+    gather(job, first_seen(job) / SPAN + span, &part, &tile);
+}
+
+void hk_attention_join(const hk_attention_job *job, float *gathered)
+{
+    const hk_queries queries = {.count = job->heads, .stride = hk_round_up(job->head_size, HK_LANES)};
+    const hk_queries all = at_state(&queries, gathered);
+    const int64_t floats = state_floats(queries.count, queries.stride);
+    for (int span = 1; span < hk_attention_spans(job->positions[0], job->window); span++) {
+        const hk_queries part = at_state(&queries, gathered + span * floats);
+        hk_kernels_get()->attention[job->codec]->join(&all, &part);
+    }
+    put_out(job, &all);
 }

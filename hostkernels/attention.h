@@ -31,4 +31,11 @@ int64_t hk_attention_scratch(int heads, int head_size);
 
 void hk_attention(const hk_attention_job *job, float *scratch);
 
+/* A row by itself may be attended to by spans of what it sees, by several threads: each gathers into its own part of
+ * `gathered`, which has so many floats a span, and who is last joins them. */
+int hk_attention_spans(int64_t position, int window);
+int64_t hk_attention_gathered(int heads, int head_size);
+void hk_attention_gather(const hk_attention_job *job, int span, float *gathered, float *scratch);
+void hk_attention_join(const hk_attention_job *job, float *gathered);
+
 #endif

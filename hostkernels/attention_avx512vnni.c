@@ -211,6 +211,12 @@ typedef struct group {
     float take[QUERIES];  /* and of the tile's is taken */
 } group;
 
+/* How much stays of what has `most` for its greatest score, as soon as `others` is one as well. */
+static inline __m512 share_kept(__m512 most, __m512 others)
+{
+    return power_of_two(_mm512_min_ps(_mm512_sub_ps(most, others), _mm512_setzero_ps()));
+}
+
 /* The strip's positions that a query sees. */
 static inline __mmask16 mask_of(hk_seen seen, int strip)
 {
@@ -279,11 +285,9 @@ find_weights(int count, bool whole, const hk_queries *queries, int first, const 
 
     const __mmask8 present = (__mmask8)((1 << count) - 1);
     const __m128 most = _mm_loadu_ps(at->most), before = _mm_maskz_loadu_ps(present, queries->most + first);
-    const __m128 rise = _mm_sub_ps(most, before), one = _mm_set1_ps(1.0f);
-    const __mmask8 rises = _mm_cmp_ps_mask(rise, _mm_setzero_ps(), _CMP_GT_OQ);
-    const __m512 fall = _mm512_castps128_ps512(_mm_or_ps(rise, _mm_set1_ps(-0.0f)));
-    const __m128 lower = _mm512_castps512_ps128(power_of_two(fall));
-    const __m128 keep = _mm_mask_mov_ps(one, rises, lower), take = _mm_mask_mov_ps(lower, rises, one);
+    const __m512 wide = _mm512_castps128_ps512(most), wide_before = _mm512_castps128_ps512(before);
+    const __m128 keep = _mm512_castps512_ps128(share_kept(wide_before, wide));
+    const __m128 take = _mm512_castps512_ps128(share_kept(wide, wide_before));
     const __m128 sum_before = _mm_maskz_loadu_ps(present, queries->sum + first);
     _mm_mask_storeu_ps(queries->most + first, present, _mm_max_ps(before, most));
     _mm_mask_storeu_ps(queries->sum + first, present, _mm_fmadd_ps(sum_before, keep, _mm_mul_ps(sums_of(sum), take)));
@@ -384,7 +388,35 @@ static void attend(const hk_queries *queries, const hk_tile_rows *tile)
         attend_all(false, queries, tile);
 }
 
-static const hk_attention_form integers = {take_queries, read_tile, attend};
+static void join(const hk_queries *queries, const hk_queries *others)
+{
+    for (int first = 0; first < queries->count; first += HK_LANES) {
+        const int count = (int)hk_min(HK_LANES, queries->count - first);
+        const __mmask16 present = (__mmask16)((1u << count) - 1);
+        const __m512 most = _mm512_maskz_loadu_ps(present, queries->most + first);
+        const __m512 sum = _mm512_maskz_loadu_ps(present, queries->sum + first);
+        const __m512 other_most = _mm512_maskz_loadu_ps(present, others->most + first);
+        const __m512 other_sum = _mm512_maskz_loadu_ps(present, others->sum + first);
+        const __mmask16 there = _mm512_mask_cmp_ps_mask(present, other_sum, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+        const __m512 keep = share_kept(most, other_most), take = share_kept(other_most, most);
+        _mm512_mask_storeu_ps(queries->sum + first, there,
+                              _mm512_fmadd_ps(sum, keep, _mm512_mul_ps(other_sum, take)));
+        _mm512_mask_storeu_ps(queries->most + first, there, _mm512_max_ps(most, other_most));
+
+        float kept[HK_LANES], taken[HK_LANES];
+        _mm512_storeu_ps(kept, keep);
+        _mm512_storeu_ps(taken, take);
+        for (int i = 0; i < count; i++)
+            for (int64_t d = 0; (there >> i & 1) && d < queries->stride; d += HK_LANES) {
+                float *out = queries->out + (first + i) * queries->stride + d;
+                const __m512 other = _mm512_loadu_ps(others->out + (first + i) * queries->stride + d);
+                const __m512 before = _mm512_mul_ps(_mm512_loadu_ps(out), _mm512_set1_ps(kept[i]));
+                _mm512_storeu_ps(out, _mm512_fmadd_ps(other, _mm512_set1_ps(taken[i]), before));
+            }
+    }
+}
+
+static const hk_attention_form integers = {take_queries, read_tile, attend, join};
 
 void hk_attention_avx512vnni(hk_kernels *kernels)
 {

@@ -121,6 +121,16 @@ typedef struct shares {
     float take;
 } shares;
 
+/* Let a running softmax take in what has `most` for its greatest score and `sum` for its sum of weights. */
+static inline shares OPS_NAME(take_in)(float *highest, float *total, float most, float sum)
+{
+    const float lower = hk_exp(-fabsf(most - *highest));
+    const shares share = most > *highest ? (shares){lower, 1.0f} : (shares){1.0f, lower};
+    *total = *total * share.keep + sum * share.take;
+    *highest = most > *highest ? most : *highest;
+    return share;
+}
+
 /* out = out * keep + (weighted sum of values) * take, for `count` lanes from column d on, query by query. */
 static inline __attribute__((always_inline)) void
 OPS_NAME(fold)(int count, const hk_tile_rows *tile, const float weight[][HK_PAGE], hk_seen seen, int64_t d,
@@ -193,11 +203,7 @@ OPS_NAME(attend_together)(int count, const hk_queries *queries, int first, const
             lanes_store(weight[i] + s * HK_LANES, weights);
             sum = lanes_add(sum, weights);
         }
-        float *highest = &queries->most[first + i], *total = &queries->sum[first + i];
-        const float lower = hk_exp(-fabsf(most - *highest));
-        share[i] = most > *highest ? (shares){lower, 1.0f} : (shares){1.0f, lower};
-        *total = *total * share[i].keep + lanes_sum(sum) * share[i].take;
-        *highest = most > *highest ? most : *highest;
+        share[i] = OPS_NAME(take_in)(&queries->most[first + i], &queries->sum[first + i], most, lanes_sum(sum));
     }
 
     float *out = queries->out + first * tile->stride;
@@ -228,6 +234,22 @@ static void OPS_NAME(attend)(const hk_queries *queries, const hk_tile_rows *tile
     }
 }
 
-static const hk_attention_form OPS_NAME(attention) = {OPS_NAME(take_queries), OPS_NAME(read_tile), OPS_NAME(attend)};
+static void OPS_NAME(join)(const hk_queries *queries, const hk_queries *others)
+{
+    for (int i = 0; i < queries->count; i++) {
+        if (others->sum[i] == 0.0f)
+            continue;
+        const shares share = OPS_NAME(take_in)(&queries->most[i], &queries->sum[i], others->most[i], others->sum[i]);
+        float *out = queries->out + i * queries->stride;
+        const float *other = others->out + i * queries->stride;
+        for (int64_t d = 0; d < queries->stride; d += HK_LANES) {
+            const hk_lanes kept = lanes_mul(lanes_load(out + d), lanes_splat(share.keep));
+            lanes_store(out + d, lanes_mul_add(lanes_load(other + d), lanes_splat(share.take), kept));
+        }
+    }
+}
+
+static const hk_attention_form OPS_NAME(attention) = {OPS_NAME(take_queries), OPS_NAME(read_tile), OPS_NAME(attend),
+                                                      OPS_NAME(join)};
 
 #endif

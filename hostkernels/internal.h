@@ -249,6 +249,8 @@ typedef struct hk_attention_form {
                       const hk_tile_rows *tile);
     /* Fold the tile into each query's running softmax. A query's result is what it would be alone. */
     void (*attend)(const hk_queries *queries, const hk_tile_rows *tile);
+    /* Join what the same queries have gathered elsewhere, if anything. */
+    void (*join)(const hk_queries *queries, const hk_queries *others);
 } hk_attention_form;
 
 typedef struct hk_kernels {

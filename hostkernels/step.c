@@ -8,8 +8,12 @@
 #include "pages.h"
 
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
+
+/* Spans of attention that threads may share in an op, at most. */
+enum { SPANS = 512 };
 
 typedef struct buffer {
     int kind;
@@ -47,6 +51,9 @@ struct hk_model {
     int64_t scratch_floats; /* of one part */
     query_block *blocks;
     int block_count;
+    float *gathered;        /* (SPANS) of attention, what each has gathered */
+    int64_t gathered_floats; /* of one */
+    atomic_int *spans_done; /* (SPANS) of a row and K/V head */
     int fewest_heads;       /* of K/V that any attention reads */
     const hk_step *step;
     const hk_segment *segment; /* of a step that is run in parts */
@@ -116,6 +123,8 @@ static bool create_scratch(hk_model *self, const hk_model_spec *spec)
             const int64_t floats = hk_attention_scratch(op->heads / heads, op->head_size);
             self->scratch_floats = hk_max(self->scratch_floats, hk_round_up(floats, HK_LANES));
             self->fewest_heads = (int)hk_min(self->fewest_heads, heads);
+            self->gathered_floats = hk_max(self->gathered_floats,
+                                           hk_attention_gathered(op->heads / heads, op->head_size));
         }
         if (op->kind == HK_OP_STORE)
             self->scratch_floats = hk_max(self->scratch_floats,
@@ -126,7 +135,9 @@ static bool create_scratch(hk_model *self, const hk_model_spec *spec)
     }
     self->scratch = zeroed(self->scratch_floats * hk_pool_threads(self->pool), sizeof *self->scratch);
     self->blocks = zeroed(spec->max_rows, sizeof *self->blocks);
-    return self->scratch && self->blocks;
+    self->gathered = zeroed(SPANS * self->gathered_floats, sizeof *self->gathered);
+    self->spans_done = zeroed(SPANS, sizeof *self->spans_done);
+    return self->scratch && self->blocks && self->gathered && self->spans_done;
 }
 
 hk_model *hk_model_create(const hk_model_spec *spec, hk_pool *pool)
@@ -170,6 +181,8 @@ void hk_model_destroy(hk_model *self)
     free(self->ropes);
     free(self->scratch);
     free(self->blocks);
+    free(self->gathered);
+    free(self->spans_done);
     free(self);
 }
 
@@ -354,38 +367,65 @@ static void run_store(const hk_model *model, const hk_op *op, int64_t rows, int 
     }
 }
 
-static void run_attention(const hk_model *model, const hk_op *op, int part, int parts)
+static hk_attention_job attention_job(const hk_model *model, const hk_op *op, const query_block *block, int64_t head)
 {
     const hk_step *step = model->step;
     const hk_pages *pages = &model->pages;
     const hk_page_store *self = &pages->stores[op->store];
     const int heads = op->heads / self->heads;
+    const int64_t at = head * heads * op->head_size;
+    const int64_t keys = self->offset + head * HK_PAGE * self->row_bytes;
+    return (hk_attention_job){
+        .q = float_row(model, op->src, block->first) + at,
+        .q_stride = model->buffers[op->src].stride,
+        .out = float_row(model, op->out, block->first) + at,
+        .out_stride = model->buffers[op->out].stride,
+        .positions = step->positions + block->first,
+        .rows = block->rows,
+        .heads = heads,
+        .head_size = op->head_size,
+        .window = op->window,
+        .scale = op->scale,
+        .codec = pages->codec,
+        .key_scale = of_head(self->key_scale, head, self->head_size),
+        .base = pages->base,
+        .page_bytes = pages->page_bytes,
+        .k_offset = keys,
+        .v_offset = keys + hk_page_values(self),
+        .row_bytes = self->row_bytes,
+        .pages = page_table(step, block->first),
+    };
+}
+
+/* Threads take blocks and heads in turns; of a row by itself, which has a long way to go alone, they take spans,
+ * and who is last joins them. */
+static void run_attention(const hk_model *model, const hk_op *op, int part, int parts)
+{
+    const int64_t heads = model->pages.stores[op->store].heads;
     float *scratch = model->scratch + part * model->scratch_floats;
-    for (int64_t item = part; item < (int64_t)model->block_count * self->heads; item += parts) {
-        const query_block *block = &model->blocks[item / self->heads];
-        const int64_t head = item % self->heads, at = head * heads * op->head_size;
-        const int64_t keys = self->offset + head * HK_PAGE * self->row_bytes;
-        const hk_attention_job job = {
-            .q = float_row(model, op->src, block->first) + at,
-            .q_stride = model->buffers[op->src].stride,
-            .out = float_row(model, op->out, block->first) + at,
-            .out_stride = model->buffers[op->out].stride,
-            .positions = step->positions + block->first,
-            .rows = block->rows,
-            .heads = heads,
-            .head_size = op->head_size,
-            .window = op->window,
-            .scale = op->scale,
-            .codec = pages->codec,
-            .key_scale = of_head(self->key_scale, head, self->head_size),
-            .base = pages->base,
-            .page_bytes = pages->page_bytes,
-            .k_offset = keys,
-            .v_offset = keys + hk_page_values(self),
-            .row_bytes = self->row_bytes,
-            .pages = page_table(step, block->first),
-        };
-        hk_attention(&job, scratch);
+    int64_t turn = 0, shared = 0;
+    for (int i = 0; i < model->block_count; i++) {
+        const query_block *block = &model->blocks[i];
+        int spans = parts > 1 && block->rows == 1 ? hk_attention_spans(model->step->positions[block->first], op->window) : 1;
+        if (shared + heads * spans > SPANS)
+            spans = 1;
+        for (int64_t item = 0; item < heads * spans; item++) {
+            if (turn++ % parts != part)
+                continue;
+            const hk_attention_job job = attention_job(model, op, block, item / spans);
+            if (spans == 1) {
+                hk_attention(&job, scratch);
+                continue;
+            }
+            const int64_t first = shared + item / spans * spans;
+            float *gathered = model->gathered + first * model->gathered_floats;
+            hk_attention_gather(&job, (int)(item % spans), gathered, scratch);
+            if (atomic_fetch_add(&model->spans_done[first], 1) == spans - 1) {
+                hk_attention_join(&job, gathered);
+                atomic_store(&model->spans_done[first], 0);
+            }
+        }
+        shared += spans > 1 ? heads * spans : 0;
     }
 }
 
