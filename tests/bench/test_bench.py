@@ -266,7 +266,7 @@ def test_bars_of_switches_are_told(
 def test_two_models_take_turns_on_a_device(tmp_path: Path) -> None:
     """The bars are for real models: their being missed here is no failure."""
     for name in switching.FILES:
-        tiny.write_llama(tmp_path / throughput.MODELS[name].file, context=2048, head_size=32)
+        tiny.write_llama(tmp_path / throughput.MODELS[name].file, context=2048, head_size=32, ff=96)
     amounts = ["--conversation", "100", "--returns", "1", "--tokens", "64", "--calls", "2"]
     folders = ["--models", str(tmp_path), "--results", str(tmp_path / "results")]
     run = subprocess.run(
@@ -356,7 +356,7 @@ else:
 
 def test_servers_answer_the_same_clients(tmp_path: Path) -> None:
     """A program that only claims to be llama-server stands in for it."""
-    tiny.write_llama(tmp_path / throughput.MODELS["q4_1"].file, context=2048, head_size=32)
+    tiny.write_llama(tmp_path / throughput.MODELS["q4_1"].file, context=2048, head_size=32, ff=96)
     other = tmp_path / "llama-server"
     other.write_text(f"#!{sys.executable}{LLAMA_SERVER}", encoding="utf-8")
     other.chmod(0o755)

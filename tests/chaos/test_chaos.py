@@ -33,7 +33,7 @@ def write_models(folder: Path) -> list[ModelSettings]:
     return [
         ModelSettings(
             id=codec,
-            path=write_llama(folder / f"{codec}.gguf", head_size=32, seed=seed),
+            path=write_llama(folder / f"{codec}.gguf", head_size=32, ff=96, seed=seed),
             default=not seed,
             streams=4,
             context=256,

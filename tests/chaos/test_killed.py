@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One with the models, and with caches and state of its own."""
     folder = tmp_path_factory.mktemp("killed")
     for seed, id in enumerate(MODELS):
-        write_llama(folder / f"{id}.gguf", context=4096, seed=seed)
+        write_llama(folder / f"{id}.gguf", context=4096, ff=96, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield folder

@@ -18,7 +18,7 @@ from tiny import write_llama
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("doctor") / "tiny.gguf", head_size=32, context=4096)
+    return write_llama(tmp_path_factory.mktemp("doctor") / "tiny.gguf", head_size=32, ff=96, context=4096)
 
 
 @pytest.fixture

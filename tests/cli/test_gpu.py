@@ -32,7 +32,7 @@ PROMPT = {"prompt": "the and of", "max_tokens": 24, "temperature": 0, "ignore_eo
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpu")
-    write_llama(folder / "tiny.gguf", head_size=32, context=1024)
+    write_llama(folder / "tiny.gguf", head_size=32, ff=96, context=1024)
     return folder
 
 

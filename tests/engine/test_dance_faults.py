@@ -41,7 +41,7 @@ ROUNDS = count(1)
 def dance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dance]:
     folder = tmp_path_factory.mktemp("faults")
     models = [
-        model(write_llama(folder / f"{id}.gguf", head_size=32, seed=seed), id, context=128, regions=3)
+        model(write_llama(folder / f"{id}.gguf", head_size=32, ff=96, seed=seed), id, context=128, regions=3)
         for seed, id in enumerate("ab")
     ]
     room = undisturbed(models, []).room_for_one

@@ -42,8 +42,8 @@ def pair(tmp_path: Path) -> Pair:
     """Write two models; options: of both."""
 
     def write(**options: object) -> list[ModelSettings]:
-        a = write_llama(tmp_path / "a.gguf", head_size=32, seed=1)
-        b = write_llama(tmp_path / "b.gguf", head_size=32, seed=2)
+        a = write_llama(tmp_path / "a.gguf", head_size=32, ff=96, seed=1)
+        b = write_llama(tmp_path / "b.gguf", head_size=32, ff=96, seed=2)
         return [model("a", a, **options), model("b", b, **options)]
 
     return write

@@ -58,7 +58,7 @@ def prompts(questions: Ordered[Ids], answers: Ordered[Ordered[int]]) -> list[int
 def test_conversations_on_a_device(
     count: int, turns: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    path = write_llama(tmp_path / "tiny.gguf", head_size=32)
+    path = write_llama(tmp_path / "tiny.gguf", head_size=32, ff=96)
     model = ModelSettings(id=MODEL, path=path, context=128, streams=STREAMS)
     settings = Settings(
         server=ServerSettings(reader_backlog=65536),  # nobody reads

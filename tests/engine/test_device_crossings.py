@@ -16,7 +16,7 @@ from tiny import write_llama
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("crossings") / "tiny.gguf", head_size=32, context=1024)
+    return write_llama(tmp_path_factory.mktemp("crossings") / "tiny.gguf", head_size=32, ff=96, context=1024)
 
 
 def prompt(seed: int, length: int) -> list[int]:

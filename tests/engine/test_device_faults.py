@@ -38,7 +38,7 @@ CASES = in_turn({phase: each.faults for phase, each in PHASES.items()})
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("faults") / "tiny.gguf", head_size=32)
+    return write_llama(tmp_path_factory.mktemp("faults") / "tiny.gguf", head_size=32, ff=96)
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("grammar") / "tiny.gguf", head_size=32, context=CONTEXT)
+    return write_llama(tmp_path_factory.mktemp("grammar") / "tiny.gguf", head_size=32, ff=96, context=CONTEXT)
 
 
 @pytest.fixture(scope="module")

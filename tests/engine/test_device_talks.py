@@ -177,7 +177,7 @@ class Talks:
 def talks(
     request: pytest.FixtureRequest, device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Talks]:
-    path = write_llama(tmp_path_factory.mktemp("talks") / "tiny.gguf", head_size=32)
+    path = write_llama(tmp_path_factory.mktemp("talks") / "tiny.gguf", head_size=32, ff=96)
     shape = Shape(regions=REGIONS + 1, positions=POSITIONS, max_rows=CHUNK_ROWS + STREAMS, selected=STREAMS)
     with GGUFFile.open(path) as file, closing(ThreadPool(1)) as pool:
         plan = build_plan(file)

@@ -96,7 +96,7 @@ PROMPT = [int(token) for token in np.random.default_rng(5).integers(0, 300, 60)]
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("embeddings") / "tiny.gguf", head_size=32)
+    return write_llama(tmp_path_factory.mktemp("embeddings") / "tiny.gguf", head_size=32, ff=96)
 
 
 @pytest.fixture(scope="module")

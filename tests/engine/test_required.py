@@ -26,7 +26,7 @@ PROMPT = list(range(5, 35))
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("required") / "tiny.gguf", head_size=32)
+    return write_llama(tmp_path_factory.mktemp("required") / "tiny.gguf", head_size=32, ff=96)
 
 
 def must(path: Path, id: str) -> ModelSettings:

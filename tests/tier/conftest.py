@@ -16,7 +16,7 @@ from tiny import write_llama
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads of 32 values, so that every codec fits."""
-    return write_llama(tmp_path_factory.mktemp("tier") / "tiny.gguf", head_size=32, context=4096)
+    return write_llama(tmp_path_factory.mktemp("tier") / "tiny.gguf", head_size=32, ff=96, context=4096)
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_it_is_said_whether_cooperative_matrices_are_used(
 @pytest.mark.parametrize("kv_dtype", ["f16", "q8_0", "tq4"])
 def test_what_is_promised_is_what_is_taken(tmp_path: Path, kv_dtype: str) -> None:
     """Never less: a model that was given room must not fail in the middle of its upload."""
-    path = write_llama(tmp_path / "wide.gguf", head_size=32, vocab=9000, context=4096)
+    path = write_llama(tmp_path / "wide.gguf", head_size=32, ff=96, vocab=9000, context=4096)
     each = ModelSettings(id="wide", path=path, streams=16, context=1024, kv_dtype=kv_dtype)
     settings = Settings(
         engine=EngineSettings(chunk_rows=16), gpu=GPUSettings(allow_software=True), models=(each,)

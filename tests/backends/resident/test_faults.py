@@ -119,7 +119,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def file(folder: Path) -> Iterator[GGUFFile]:
-    with GGUFFile.open(tiny.write_llama(folder / "tiny.gguf", head_size=32, layers=1)) as file:
+    with GGUFFile.open(tiny.write_llama(folder / "tiny.gguf", head_size=32, ff=96, layers=1)) as file:
         yield file
 
 

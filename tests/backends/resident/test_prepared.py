@@ -34,7 +34,7 @@ def prepare(backend: ResidentBackend, path: Path, codec: str = "tq4") -> Prepare
 
 
 def test_it_computes_the_same_each_time_it_is_there(backend: ResidentBackend, tmp_path: Path) -> None:
-    path = write_llama(tmp_path / "m.gguf", head_size=32)
+    path = write_llama(tmp_path / "m.gguf", head_size=32, ff=96)
     prepared = prepare(backend, path)
     path.write_bytes(b"another")
     free = backend.device.used
@@ -55,7 +55,7 @@ def test_it_computes_the_same_each_time_it_is_there(backend: ResidentBackend, tm
 def test_its_unusual_steps_are_recorded_as_they_are_wanted_when_it_is_back(
     backend: ResidentBackend, tmp_path: Path
 ) -> None:
-    prepared = prepare(backend, write_llama(tmp_path / "m.gguf", head_size=32))
+    prepared = prepare(backend, write_llama(tmp_path / "m.gguf", head_size=32, ff=96))
     calls = []
     for shape in (SHAPE, SHAPE, OTHER):
         before = backend.device.calls
@@ -70,7 +70,7 @@ def test_its_unusual_steps_are_recorded_as_they_are_wanted_when_it_is_back(
 
 @pytest.mark.parametrize("codec", ["f16", "q8_0", "tq4"])
 def test_what_it_would_have_is_known_before(backend: ResidentBackend, tmp_path: Path, codec: str) -> None:
-    prepared = prepare(backend, write_llama(tmp_path / "m.gguf", head_size=32), codec)
+    prepared = prepare(backend, write_llama(tmp_path / "m.gguf", head_size=32, ff=96), codec)
     for shape in (SHAPE, OTHER):
         executor = backend.arm(prepared, shape)
         assert vars(absent(prepared, shape)) == vars(AbsentExecutor.of(executor))
@@ -79,7 +79,7 @@ def test_what_it_would_have_is_known_before(backend: ResidentBackend, tmp_path: 
 
 
 def test_another_device_may_lack_what_it_needs(backend: ResidentBackend, tmp_path: Path) -> None:
-    prepared = prepare(backend, write_llama(tmp_path / "m.gguf", head_size=32))
+    prepared = prepare(backend, write_llama(tmp_path / "m.gguf", head_size=32, ff=96))
     facts = backend.device.facts
     assert prepared.demand.on(facts) is prepared.demand
     wide = dataclasses.replace(facts, type="discrete")
