@@ -39,8 +39,8 @@ memory_mb = 1
     for id in MODELS
 )
 ROUND_S, SETTLE_S = 15.0, 30.0
-# Each model may have a process for its template and one for grammars, and one of each may be leaving.
-CHILDREN = 2 * (len(MODELS) + 1)
+# Each model may have a process for its template and one for grammars; now and then another is leaving.
+CHILDREN = 2 * len(MODELS) + 1
 Note = Callable[[str, object], None]
 
 
@@ -104,7 +104,7 @@ def test_nothing_grows(minutes: int, share: float, tmp_path: Path, record_proper
     early, late = held[third : 2 * third], held[-third:]
     memory = [median(each["memory"] for each in part) for part in (early, late)]
     assert memory[1] <= memory[0] * (1 + share), held
-    for what in ("descriptors", "threads"):
+    for what in ("descriptors", "threads", "children"):
         # Now and then one is about to be closed; what is kept for good lifts the least.
         assert min(each[what] for each in late) <= max(each[what] for each in early), held
-    assert max(each["children"] for each in held) <= CHILDREN, held
+    assert median(each["children"] for each in held) <= CHILDREN, held
