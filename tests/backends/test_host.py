@@ -171,6 +171,8 @@ MODELS = {
     "gemma3-q5_0": lambda folder: _gemma3(folder, format="Q5_0", n_embd=64, head_size=32, ff=64),
 }
 SEQUENCE = TOKENS[:140]
+# Chunks, by threads: one thread has fed the whole, and single rows among others are fed by two.
+SIZES = {1: (1, 64), 2: (7, len(SEQUENCE)), 3: (1, 7, 64, len(SEQUENCE))}
 
 
 @pytest.mark.parametrize(
@@ -189,9 +191,9 @@ def test_bits_do_not_depend_on_chunks_threads_or_others(
 ) -> None:
     with MODELS[model](folder) as file:
         expected = _whole(compiled(file, codec=codec, threads=1), SEQUENCE)
-        for threads in (1, 2, 3):
+        for threads, sizes in SIZES.items():
             executor = compiled(file, codec=codec, threads=threads)
-            for size in (1, 7, 64, len(SEQUENCE)):
+            for size in sizes:
                 alone = _in_chunks(executor, SEQUENCE, size, ())
                 np.testing.assert_array_equal(alone, expected, f"{threads} threads, chunks of {size}")
         executor = compiled(file, codec=codec, threads=2)

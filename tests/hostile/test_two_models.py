@@ -111,7 +111,7 @@ def settings(llama: Path, gemma: Path) -> str:
 
 
 def test_eight_clients_on_each_of_two_models(tiny_pair: Daemon) -> None:
-    check_both(tiny_pair, tokens=120)
+    check_both(tiny_pair, tokens=60)
 
 
 @pytest.mark.long
