@@ -6,10 +6,13 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
-from engine.harness import PATIENCE, Harness, model, running
+from engine.harness import PATIENCE, Gate, Harness, model, running
 from engine.null_slot import request
 from tierd.core import (
     Batch,
@@ -22,6 +25,9 @@ from tierd.core import (
     TerminalEvent,
     TextEvent,
 )
+from tierd.engine import Engine
+from tierd.engine.models import Models
+from tierd.engine.streams import Streams
 from tierd.errors import (
     ExecutorError,
     QueueFullError,
@@ -165,3 +171,41 @@ def check_events(harness: Harness, asked: dict[str, Request]) -> None:
         if sample.name == "tierd_requests_total"
     )
     assert counted == len(asked) == sum(ends.values())
+
+
+WISHES: dict[str, tuple[type, str, Callable[[Engine], Future[Any]]]] = {
+    "load": (Models, "load", lambda engine: engine.load(model("other"))),
+    "unload": (Models, "unload", lambda engine: engine.unload("null")),
+    "activate": (Models, "activate", lambda engine: engine.activate("null")),
+    "flush": (Models, "flush", lambda engine: engine.flush()),
+    "drain": (Models, "close", lambda engine: engine.drain()),
+    "resume": (Models, "reopen", lambda engine: engine.resume()),
+    "configure": (Streams, "configure", lambda engine: engine.configure(Settings())),
+}
+
+
+def fault(*_: object, **__: object) -> None:
+    raise RuntimeError("a fault of the engine")
+
+
+@pytest.mark.parametrize("name", WISHES)
+def test_who_meets_a_fault_of_the_engine_is_answered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, part, wish = WISHES[name]
+    with running(model("null", default=True)) as house:
+        monkeypatch.setattr(owner, part, fault)
+        assert isinstance(wish(house.engine).exception(PATIENCE), UnavailableError)
+
+
+def test_so_are_those_whose_request_meets_it_and_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    with running(model("null", default=True), before_step=gate) as house:
+        house.engine.submit(request("a", b"a", 9))
+        gate.wait()
+        monkeypatch.setattr(Streams, "begin", fault)
+        house.engine.submit(request("b", b"b", 9))
+        house.engine.submit(request("c", b"c", 9))
+        gate.let(99)
+        for id in "abc":
+            end = house.mail.terminal(id)
+            assert isinstance(end, FailedEvent)
+            assert isinstance(end.error, UnavailableError)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from tierd.core import FailedEvent, FinishReason, Request
 from tierd.engine.answers import Answers
@@ -53,7 +54,7 @@ from tierd.engine.parting import Parting
 from tierd.engine.snapshot import Snapshot, observe
 from tierd.engine.stepping import Steps
 from tierd.engine.streams import Deliver, Streams
-from tierd.errors import RequestError, UnavailableError
+from tierd.errors import RequestError, TierdError, UnavailableError
 from tierd.kv.bank import Bank
 from tierd.kv.spill import SpillCleared, SpillDone
 from tierd.metrics import Metrics
@@ -175,11 +176,20 @@ class Loop:
         due = self._deadline
         wait = None if due is None else min(max(0, due - time.monotonic()), LONGEST_WAIT_S)
         try:
-            self._handle(self._inbox.get(timeout=wait))
+            first = self._inbox.get(timeout=wait)
         except Empty:
             return
+        self._take(first)
         for _ in range(self._inbox.qsize()):
-            self._handle(self._inbox.get())
+            self._take(self._inbox.get())
+
+    def _take(self, message: Message) -> None:
+        """Handle a message; where that fails it goes back, for `break_down` to answer it."""
+        try:
+            self._handle(message)
+        except Exception:
+            self._inbox.put(message)
+            raise
 
     def _turn(self) -> None:
         """Do what has become possible, and tell of it."""
@@ -328,15 +338,21 @@ class Loop:
         self._drains.break_down(error)
         while not self._inbox.empty():
             match self._inbox.get():
-                case Submit(request):
+                case Submit(request) if request.id not in self._streams.live:
                     self._streams.emit(request.id, FailedEvent(error))
                 case Load(loaded=future) | Unload(unloaded=future) | Activate(activated=future):
-                    future.set_exception(error)
+                    _refuse(future, error)
                 case Flush(freed=future) | Resume(resumed=future):
-                    future.set_exception(error)
+                    _refuse(future, error)
                 case Configure(configured=future) | Beat(turned=future):
-                    future.set_exception(error)
-                case Drain() as drain:
+                    _refuse(future, error)
+                case Drain(drained=future) as drain if not future.done():
                     self._drains.add(drain)
                     self._drains.break_down(error)
         self._streams.hand_over()
+
+
+def _refuse(future: Future[Any], error: TierdError) -> None:
+    """Let a future fail that has had no answer yet."""
+    if not future.done():
+        future.set_exception(error)
