@@ -1,13 +1,11 @@
 /* attention.c: the walk over a sequence's tiles, the same at every level.
  *
  * A tile of K and V is decoded once for the query rows of a block and for all query heads that share the
- * K/V head. Each of these folds the tile into its own running softmax. Spans of 512 positions are gathered by
+ * K/V head. Each of these folds the tile into its own running softmax. Spans of HK_SPAN positions are gathered by
  * themselves, tiles in ascending order, and then joined, in ascending order as well: so a row's result is the same
  * in whatever block it comes, and whoever gathers a span of it.
  */
 #include "attention.h"
-
-enum { SPAN = 8 * HK_PAGE }; /* positions that are gathered by themselves */
 
 /* Floats of what `queries` gather: the greatest score, the sum of weights, the weighted sum of values. */
 static int64_t state_floats(int64_t queries, int64_t stride) { return queries * (2 + stride); }
@@ -36,7 +34,7 @@ static int64_t last_seen(const hk_attention_job *job) { return job->positions[jo
 
 int hk_attention_spans(int64_t position, int window)
 {
-    return (int)(position / SPAN - first_seen_by(position, window) / SPAN) + 1;
+    return (int)(position / HK_SPAN - first_seen_by(position, window) / HK_SPAN) + 1;
 }
 
 static hk_tile_rows lay_out_tile(const hk_attention_job *job, float *scratch)
@@ -127,7 +125,8 @@ static hk_queries look(const hk_attention_job *job, const hk_queries *all, int64
 static void gather(const hk_attention_job *job, int64_t span, const hk_queries *queries, const hk_tile_rows *tile_rows)
 {
     const hk_attention_form *form = hk_kernels_get()->attention[job->codec];
-    const int64_t first = hk_max(first_seen(job), span * SPAN), last = hk_min(last_seen(job), (span + 1) * SPAN - 1);
+    const int64_t first = hk_max(first_seen(job), span * HK_SPAN);
+    const int64_t last = hk_min(last_seen(job), (span + 1) * HK_SPAN - 1);
     see_nothing(queries);
     for (int64_t tile = first / HK_PAGE; tile <= last / HK_PAGE; tile++) {
         const int64_t start = tile * HK_PAGE;
@@ -164,9 +163,9 @@ void hk_attention(const hk_attention_job *job, float *scratch)
 
     const hk_queries all = at_state(&queries, state);
     const hk_queries part = at_state(&queries, state + state_floats(queries.count, queries.stride));
-    const int64_t first = first_seen(job) / SPAN;
+    const int64_t first = first_seen(job) / HK_SPAN;
     gather(job, first, &all, &tile);
-    for (int64_t span = first + 1; span <= last_seen(job) / SPAN; span++) {
+    for (int64_t span = first + 1; span <= last_seen(job) / HK_SPAN; span++) {
         gather(job, span, &part, &tile);
         form->join(&all, &part);
     }
@@ -181,7 +180,7 @@ void hk_attention_gather(const hk_attention_job *job, int span, float *gathered,
     take_queries(job, &queries);
     hk_kernels_get()->attention[job->codec]->take_queries(&queries, job->scale);
     const hk_queries part = at_state(&queries, gathered + span * state_floats(queries.count, queries.stride));
-    gather(job, first_seen(job) / SPAN + span, &part, &tile);
+    gather(job, first_seen(job) / HK_SPAN + span, &part, &tile);
 }
 
 void hk_attention_join(const hk_attention_job *job, float *gathered)

@@ -16,9 +16,10 @@
  *     right inside a segment, then the segments' sums left to right.
  *   - Float weights multiply the float activations, each term added in the order of the columns.
  *   - Attention handles tiles of HK_PAGE positions, aligned to absolute positions. Each tile has its
- *     own maximum, sum and weighted values; tiles are combined in ascending order. At avx512vnni, with
- *     the codecs f16 and q8_0, queries, keys, values and weights are 16-bit integers with a scale: of a key or a
- *     value for its position alone, of weights for a tile. Sums inside a tile are exact there.
+ *     own maximum, sum and weighted values; tiles are combined in ascending order within spans of
+ *     HK_SPAN positions, aligned as well, and then spans in ascending order. At avx512vnni, with the
+ *     codecs f16 and q8_0, queries, keys, values and weights are 16-bit integers with a scale: of a
+ *     key or a value for its position alone, of weights for a tile. Sums inside a tile are exact there.
  *   - Keys and values are always read back through the codec.
  */
 #ifndef HOSTKERNELS_H
@@ -38,7 +39,8 @@ enum {
     HK_BLOCK = 32,   /* columns quantised together */
     HK_LANES = 16,   /* weight rows interleaved in a packed layout */
     HK_SEGMENTS = 4, /* contiguous parts of a row whose sums are added separately */
-    HK_PAGE = 64     /* positions in one page of K/V, and in one attention tile */
+    HK_PAGE = 64,    /* positions in one page of K/V, and in one attention tile */
+    HK_SPAN = 512    /* positions whose tiles are combined by themselves */
 };
 
 enum { HK_OK = 0, HK_NO_MEMORY = 1 };

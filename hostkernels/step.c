@@ -406,7 +406,8 @@ static void run_attention(const hk_model *model, const hk_op *op, int part, int 
     int64_t turn = 0, shared = 0;
     for (int i = 0; i < model->block_count; i++) {
         const query_block *block = &model->blocks[i];
-        int spans = parts > 1 && block->rows == 1 ? hk_attention_spans(model->step->positions[block->first], op->window) : 1;
+        const int64_t position = model->step->positions[block->first];
+        int spans = parts > 1 && block->rows == 1 ? hk_attention_spans(position, op->window) : 1;
         if (shared + heads * spans > SPANS)
             spans = 1;
         for (int64_t item = 0; item < heads * spans; item++) {
