@@ -142,4 +142,5 @@ def test_a_response_in_the_background_fails_where_there_is_no_room(tiny_model: M
         assert failed.output == []
         *_, error, last = client.responses.create(model="tiny", input="a", background=True, stream=True)
         assert (error.type, last.type) == ("error", "response.failed")
-        assert client.responses.cancel(made.id).status == "failed"
+        with pytest.raises(openai.BadRequestError, match="this response is failed"):
+            client.responses.cancel(made.id)

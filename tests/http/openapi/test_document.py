@@ -160,7 +160,11 @@ def test_a_stored_response_is_as_described(live: Live, described: Described) -> 
     items = live.get(f"{RESPONSES}/{id}/input_items").json()
     assert len(items["data"]) == 1
     described.check_answer(f"{path}/input_items", items, method="get")
-    described.check_answer(f"{path}/cancel", live.post(f"{RESPONSES}/{id}/cancel", b"").json())
+    refused = live.post(f"{RESPONSES}/{id}/cancel", b"")
+    assert refused.json()["error"]["param"] == "id"
+    described.check_answer(f"{path}/cancel", refused.json(), status=400)
+    running = live.post(RESPONSES, {"input": "hi", "background": True, "ignore_eos": True}).json()["id"]
+    described.check_answer(f"{path}/cancel", live.post(f"{RESPONSES}/{running}/cancel", b"").json())
     refused = live.get(f"{RESPONSES}/{id}?stream=perhaps")
     assert refused.json()["error"]["param"] == "stream"
     described.check_answer(path, refused.json(), method="get", status=400)

@@ -137,7 +137,9 @@ def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
 def test_it_is_kept_until_it_is_deleted(live: Live, client: openai.OpenAI) -> None:
     response = respond(client)
     assert client.responses.retrieve(response.id) == response
-    assert client.responses.cancel(response.id) == response
+    with pytest.raises(openai.BadRequestError, match="was not made in the background") as refused:
+        client.responses.cancel(response.id)
+    assert refused.value.param == "id"
     client.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError) as missing:
         client.responses.retrieve(response.id)
@@ -350,6 +352,15 @@ def test_a_response_in_the_background_is_cancelled(gated: Gated) -> None:
         wait_until(lambda: live.engine.snapshot.models["tiny"].running == 0)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(deleted.id)
+
+
+def test_a_response_in_the_background_that_has_ended_is_not_cancelled(gated: Gated) -> None:
+    gated.gate.open()
+    with gated.live.client() as client:
+        id = respond(client, background=True).id
+        wait_until(lambda: client.responses.retrieve(id).status == "incomplete")
+        with pytest.raises(openai.BadRequestError, match="this response is incomplete"):
+            client.responses.cancel(id)
 
 
 def test_a_response_in_the_background_fails_for_all_to_see(

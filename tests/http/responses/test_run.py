@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +18,13 @@ from http_responses import HEAD, TOKENIZER, USAGE
 from tierd.chat.reply import Said
 from tierd.errors import ExecutorError, QueueFullError, UnavailableError
 from tierd.http.generation.logprobs import ChatScribe
+from tierd.http.quotas import Allowance, Lease
 from tierd.http.responses.draft import Draft, names
 from tierd.http.responses.run import Line, Run, RunFrames
 from tierd.http.responses.shelf import ResponsesShelf
 from tierd.http.responses.store import Kept, ResponsesStore
 from tierd.http.turns.conversation import Ended
+from tierd.settings import KeySettings
 
 ALL = [[(0, Said("a"))], [(0, Said("b")), (0, Ended("stop", USAGE))]]
 
@@ -133,7 +136,7 @@ def test_one_that_fails_is_kept_if_anybody_knows_of_it(news: Exception) -> None:
         assert kept is not None
         assert kept["status"] == "failed"
 
-        house.shelf.begin(house.run(news, background=True))
+        house.shelf.begin(house.run(news, background=True), Lease())
         await house.left()
         assert house.kept() == kept | {"background": True, "output": []}
 
@@ -195,7 +198,7 @@ def test_one_that_is_cancelled_gives_no_more_of_what_came() -> None:
 
 def test_one_that_is_forgotten_ends_and_is_not_kept() -> None:
     async def test(house: House) -> None:
-        house.shelf.begin(house.run(ALL[0], background=True))
+        house.shelf.begin(house.run(ALL[0], background=True), Lease())
         await asyncio.sleep(0)
         assert house.shelf.remove("me", HEAD.id)
         await house.left()
@@ -205,9 +208,27 @@ def test_one_that_is_forgotten_ends_and_is_not_kept() -> None:
     play(test)
 
 
+@pytest.mark.parametrize("turns", [0, 3])
+def test_what_runs_in_the_background_is_a_request_of_its_key_from_the_first_moment(turns: int) -> None:
+    async def test(house: House) -> None:
+        allowance = Allowance("alice", KeySettings(requests=1), time.monotonic)
+        asked = Lease(allowance)
+        asked.hold()
+        house.shelf.begin(house.run(ALL[0], background=True), asked)
+        asked.release()
+        for _ in range(turns):
+            assert allowance.running == 1
+            await asyncio.sleep(0)
+        assert allowance.running == 1
+        await house.shelf.close()
+        assert allowance.running == 0
+
+    play(test)
+
+
 def test_a_house_that_closes_ends_what_runs_in_the_background() -> None:
     async def test(house: House) -> None:
-        house.shelf.begin(house.run(ALL[0], background=True))
+        house.shelf.begin(house.run(ALL[0], background=True), Lease())
         await asyncio.sleep(0)
         await house.shelf.close()
         kept = house.kept()

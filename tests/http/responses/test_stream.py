@@ -125,7 +125,7 @@ def test_what_is_refused_at_the_door_of_the_queue_is_not_kept(tiny_model: ModelS
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_response_is_cancelled_from_elsewhere(gated: Gated, stream: bool) -> None:
+def test_a_response_is_ended_from_elsewhere(gated: Gated, stream: bool) -> None:
     with gated.live.send("/v1/responses", BODY | {"stream": stream}) as connection:
         gated.gate.step(8)
         if stream:
@@ -135,16 +135,17 @@ def test_a_response_is_cancelled_from_elsewhere(gated: Gated, stream: bool) -> N
             wait_until(lambda: gated.live.engine.snapshot.models["tiny"].running == 1)
             (session,) = gated.live.engine.snapshot.models["tiny"].sessions
             id = session.request
-        cancelled = gated.live.post(f"/v1/responses/{id}/cancel", {}).json()
-        assert cancelled["status"] == "cancelled"
+        assert gated.live.post(f"/v1/responses/{id}/cancel", {}).status_code == 400
+        assert kept(gated.live, id)["status"] == "in_progress"
+        assert gated.live.http.delete(f"/v1/responses/{id}").status_code == 200
         if stream:
             last = events_of(read_until(connection, END, data))[-1]
             assert last["type"] == "response.incomplete"
             response = last["response"]
         else:
             response = json.loads(read_until(connection, b"}}").partition(b"\r\n\r\n")[2])
-    assert response == cancelled
-    wait_until(lambda: kept(gated.live, id)["status"] == "cancelled")
+    assert response["status"] == "cancelled"
+    assert gated.live.get(f"/v1/responses/{id}").status_code == 404
     gated.gate.open()
     wait_until(lambda: gated.live.engine.snapshot.models["tiny"].running == 0)
 

@@ -200,7 +200,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint(
         method="post",
         path="/v1/responses/{id}/cancel",
-        summary="End a response that runs; one that has ended stays as it is.",
+        summary="End a response that runs in the background; there is no cancelling of others.",
         tag="responses",
         parameters=[_RESPONSE_ID],
         answer=ResponseObject,

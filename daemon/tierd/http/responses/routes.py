@@ -21,7 +21,7 @@ from tierd.http.responses.memory import Memory
 from tierd.http.responses.pages import number, page
 from tierd.http.responses.requests import ResponsesBody
 from tierd.http.responses.run import Line, Run, RunFrames
-from tierd.http.responses.shapes import Deleted, InputTokens, Item
+from tierd.http.responses.shapes import Deleted, InputTokens, Item, Status
 from tierd.http.responses.shelf import ResponsesShelf
 from tierd.http.responses.store import Kept
 from tierd.http.responses.turn import check, head, read_turn
@@ -32,7 +32,18 @@ from tierd.http.turns.turn import Turn
 
 MOST_EVENTS = 10**9
 
+_ENDED = ("completed", "incomplete", "failed")
 _decoder = msgspec.json.Decoder(ResponsesBody)
+
+
+class _Standing(msgspec.Struct):
+    """What of a response says whether it may be cancelled."""
+
+    background: bool
+    status: Status
+
+
+_standing = msgspec.json.Decoder(_Standing)
 
 
 class ResponsesRoutes:
@@ -60,7 +71,7 @@ class ResponsesRoutes:
         body = await read_body(request, _decoder)
         run = await self._run(body, request)
         if body.background:
-            self._shelf.begin(run)
+            self._shelf.begin(run, request.state.lease)
             if run.log is not None:
                 return self._read(run.log, 0, request)
         elif body.stream:
@@ -102,8 +113,22 @@ class ResponsesRoutes:
         return json_response(page(self._find(request).input, request.query_params))
 
     async def cancel(self, request: Request) -> Response:
-        """End a response that runs; one that has ended stays as it is."""
+        """End a response in the background; one that was cancelled before is shown again.
+
+        Raises InvalidRequestError, as OpenAI does, where it is in the foreground or has ended otherwise.
+        """
         found = self._find(request)
+        standing = found.response() if isinstance(found, Run) else _standing.decode(found.response)
+        if not standing.background:
+            raise InvalidRequestError(
+                "id: this response was not made in the background, so it cannot be cancelled; "
+                "close its connection or delete it",
+                param="id",
+            )
+        if standing.status in _ENDED:
+            raise InvalidRequestError(
+                f"id: this response is {standing.status}, so it cannot be cancelled", param="id"
+            )
         if isinstance(found, Run):
             found.cancel()
         return _shown(found)

@@ -8,6 +8,7 @@ import logging
 import msgspec
 
 from tierd.errors import RequestError, TierdError
+from tierd.http.quotas import Lease
 from tierd.http.responses.run import Run
 from tierd.http.responses.store import Kept, ResponsesStore
 from tierd.service.logs import told
@@ -28,11 +29,17 @@ class ResponsesShelf:
         self._runs[run.owner, run.id] = run
         run.when_over = self._over
 
-    def begin(self, run: Run) -> None:
-        """Let a run make its response in the background."""
+    def begin(self, run: Run, lease: Lease) -> None:
+        """Let a run make its response in the background. It holds the lease from now until it is over."""
+        lease.hold()
         task = asyncio.create_task(self._finish(run))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            lease.release()
+
+        task.add_done_callback(end)
 
     def find(self, owner: str, id: str) -> Run | Kept | None:
         """Return a response, None where there is none."""
