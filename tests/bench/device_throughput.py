@@ -26,7 +26,7 @@ import tables
 from child import Child
 from contest import LLAMA, Contest, add_amounts, amounts
 from throughput import MODELS
-from tierd.backends.host import usable_cores
+from tierd.backends.cores import usable_cores
 
 HERE = Path(__file__).resolve().parent
 MODEL = MODELS["q4_1"]

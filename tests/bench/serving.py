@@ -36,7 +36,7 @@ from served import Served, events, settings
 from serving_tables import FOLDER, SERVING, TIERD, ratio, turns
 from switching import WORDS, Talk, share
 from throughput import MODELS
-from tierd.backends.host import usable_cores
+from tierd.backends.cores import usable_cores
 
 WARM = 4  # tokens of each stream in the round that does not count
 ROOM = 64  # positions beyond those that are asked for

@@ -30,7 +30,7 @@ from child import Child
 from contest import LLAMA, Contest, add_amounts, amounts, load_arguments
 from memory import Peak, status
 from tierd.backends import library
-from tierd.backends.host import usable_cores
+from tierd.backends.cores import usable_cores
 
 HERE = Path(__file__).resolve().parent
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"

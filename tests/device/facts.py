@@ -11,7 +11,7 @@ import numpy as np
 
 from device.report import Found, line
 from tierd.backends import library
-from tierd.backends.host import usable_cores
+from tierd.backends.cores import usable_cores
 from tierd.backends.vkapi import Device
 
 

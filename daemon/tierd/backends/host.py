@@ -5,7 +5,6 @@ Compiling lowers the plan to the kernels' ops (`lowering`) and packs weights int
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierd.backends import library
+from tierd.backends.cores import usable_cores
 from tierd.backends.lowering import Lowering, row_stores
 from tierd.backends.moves import check_move, row_bytes
 from tierd.backends.profile import StepProfile, name_ops
@@ -32,11 +32,6 @@ PAGE_POSITIONS = 64
 # Of one value in a step: four as a float, one quantised, and its share of the block's scale and sums.
 _BUFFER_BYTES = 6
 _FLOAT_BYTES = 4
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 class ThreadPool:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from backends.vkapi.devices import LLVMPIPE, NVIDIA, VIRTUAL, device
+from tierd.backends.cores import usable_cores
 from tierd.backends.vkapi import DeviceFacts, missing_features
 from tierd.backends.vkapi.choose import REQUIRED_FEATURES
 from tierd.cli.checks import drivers, folders, machine, rails, rights, vulkan
@@ -93,7 +94,7 @@ def test_kernels_that_cannot_be_loaded_are_a_problem(tmp_path: Path) -> None:
 def test_what_is_asked_of_the_machine_is_held_against_what_it_has() -> None:
     plain = Settings()
     assert machine.cores(plain).verdict is machine.memory(plain).verdict is OK
-    usable = len(os.sched_getaffinity(0))
+    usable = usable_cores()
     greedy = Settings(engine=EngineSettings(threads=usable + 1), kv=KVSettings(memory_mb=1 << 30))
     cores, memory = machine.cores(greedy), machine.memory(greedy)
     assert (cores.verdict, cores.remedy) == (NOTE, f"set engine.threads = {usable}, or 0")

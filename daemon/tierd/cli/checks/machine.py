@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tierd.backends import library
-from tierd.backends.host import usable_cores
+from tierd.backends.cores import usable_cores
 from tierd.cli.checks.finding import Finding, note, problem
 from tierd.errors import TierdError
 from tierd.kv.sizing import available_memory, mib
