@@ -11,11 +11,11 @@ _ROOT = Path("/")
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return the cores of this process's affinity, or as many whole ones as its CPU quota is worth; at least one.
+    """Return the cores of this process's affinity, or as many whole ones as its CPU quota is worth: at least 1.
 
-    With a thread more, all others would wait for it whenever the quota of a period is used up. root: where proc
-    and sys are. Quotas are those of cgroup v2 (cpu.max) and v1 (cpu.cfs_quota_us, cpu.cfs_period_us), of the
-    process's own groups and of those around them:
+    With a thread more, all others would wait for it whenever the quota of a period is used up. root: where
+    proc and sys are. Quotas are those of cgroup v2 (cpu.max) and v1 (cpu.cfs_quota_us, cpu.cfs_period_us), of
+    the process's own groups and of those around them:
     https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """
     allowed = min((_quota(folder) for folder in _folders(root)), default=inf)
