@@ -11,7 +11,7 @@ _ROOT = Path("/")
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return the cores of this process's affinity, or as many whole ones as its CPU quota is worth: at least 1.
+    """Return the cores of this process's affinity, or as many whole ones as its CPU quota is worth; never 0.
 
     With a thread more, all others would wait for it whenever the quota of a period is used up. root: where
     proc and sys are. Quotas are those of cgroup v2 (cpu.max) and v1 (cpu.cfs_quota_us, cpu.cfs_period_us), of
