@@ -43,7 +43,7 @@ DEVICE_TESTS := $(addprefix tests/,shaders backends/resident backends/vkapi back
 SERVER_TESTS := $(addprefix tests/,bench chaos cli clients deploy hostile http)
 TEST_NEEDS := $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) $(PROMETHEUS)
 # Of all tests, the longest first.
-PARTS := test-device test-rest test-server test-levels sanitize
+PARTS := test-server test-rest test-device test-levels sanitize
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
