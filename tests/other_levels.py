@@ -2,9 +2,9 @@
 
 Usage: python tests/other_levels.py [PYTEST OPTION...]
 
-`make test` runs them at the best level too, and there alone feeds the oracle's long text (with f16) and all
-of its greedy rows; at these levels `make test-long` does, which calls this with its own options. Levels that
-this machine lacks are named as not run.
+`make test` runs them at the best level too, and there alone feeds the oracle's long text (with f16), all of
+its greedy rows, and the larger model step by step; at these levels `make test-long` does, which calls this
+with its own options. Levels that this machine lacks are named as not run.
 Exit code 1 when a test fails.
 """
 

@@ -43,9 +43,10 @@ MODELS = [oracle.SMOLLM2, oracle.GEMMA3]
 # Those that keep the rule of greedy ids; the other one takes long.
 GREEDY_CODECS = ["f16", pytest.param("q8_0", marks=pytest.mark.long)]
 pytestmark = pytest.mark.timeout(600)
-# At the levels that `tests/other_levels.py` forces, `make test` holds models to the short text and to the
-# greedy rows that are fed step by step as well.
+# At the levels that `tests/other_levels.py` forces, `make test` holds both models to the short text, and one
+# to the greedy rows that are fed step by step as well.
 FORCED = "HOSTKERNELS_LEVEL" in os.environ
+STEPPING = [oracle.SMOLLM2, pytest.param(oracle.GEMMA3, marks=[pytest.mark.long] if FORCED else [])]
 ALL_ROWS = [pytest.param("f16", marks=[pytest.mark.long] if FORCED else []), GREEDY_CODECS[1]]
 LONG_TEXT = [
     pytest.param(*case, marks=[pytest.mark.long] if FORCED or case[1] != "f16" else []) for case in BOUNDS
@@ -208,7 +209,7 @@ def test_greedy_ids(
 
 
 @pytest.mark.parametrize("codec", GREEDY_CODECS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", STEPPING)
 def test_greedy_ids_step_by_step(
     name: str,
     models: dict[str, Model],
@@ -235,7 +236,7 @@ def test_greedy_ids_step_by_step(
     hold_greedy(rows, picks, note)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", STEPPING)
 def test_bits_do_not_depend_on_chunks_or_others(
     name: str, models: dict[str, Model], f16: dict[str, HostExecutor]
 ) -> None:
