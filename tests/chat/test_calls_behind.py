@@ -1,14 +1,31 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from tierd.chat.calls_behind import CallsBehind
-from tierd.core import TokenMask
+from tierd.core import Constraint, TokenMask
 
-MARK = "<call>"
-TOKENS = ["<", "call", ">", ">\n", "all>{", "<c", "all", "x<call>", "x<call>y", "text", "<call>", "all>", "c"]
+MARK, OTHER = "<call>", "call:"
+TOKENS = [
+    "<",
+    "call",
+    ">",
+    ">\n",
+    "all>{",
+    "<c",
+    "all",
+    "x<call>",
+    "x<call>y",
+    "text",
+    "<call>",
+    "all>",
+    "c",
+    ":",
+    ":no",
+]
+LEADS = {MARK: [TOKENS.index("<c"), TOKENS.index("all>")]}
 
 
 class Words:
@@ -22,11 +39,8 @@ class Words:
     def token_text(self, token: int) -> str:
         return TOKENS[token]
 
-    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        return [TOKENS.index("<c"), TOKENS.index("all>")]
-
     def encode_part(self, text: str) -> list[int]:
-        return self.encode(text, add_special=False, parse_special=False)
+        return [TOKENS.index(text)] if text else []
 
 
 class Noted:
@@ -38,13 +52,19 @@ class Noted:
         self.came: list[str] = []
 
     def begin(self) -> Noted:
+        self.came = []
         return self
 
     def allowed(self) -> TokenMask | None:
-        return TokenMask.of([0], len(TOKENS))
+        next = {0: "<c", 1: "all>", 2: "text"}.get(len(self.came), "<")
+        return TokenMask.of([TOKENS.index(next)], len(TOKENS))
 
     def advance(self, token: int) -> None:
         self.came.append(TOKENS[token])
+
+
+def behind(inner: Noted, begun: str = "", leads: Mapping[str, Sequence[int]] = LEADS) -> Constraint:
+    return CallsBehind(inner, Words(), leads, begun).begin()  # type: ignore[arg-type]
 
 
 def missing(mask: TokenMask | None) -> set[str]:
@@ -63,7 +83,7 @@ def missing(mask: TokenMask | None) -> set[str]:
     ],
 )
 def test_a_mark_always_ends_a_token(text: Sequence[str], banned: set[str]) -> None:
-    following = CallsBehind(Noted(), Words(), MARK).begin()  # type: ignore[arg-type]
+    following = behind(Noted())
     for each in text:
         following.advance(TOKENS.index(each))
     assert missing(following.allowed()) == banned
@@ -72,11 +92,58 @@ def test_a_mark_always_ends_a_token(text: Sequence[str], banned: set[str]) -> No
 @pytest.mark.parametrize("text", [["<", "call", ">"], ["<c", "all>"], ["text", "x<call>"], ["<", "<call>"]])
 def test_the_grammar_holds_from_the_mark_on(text: Sequence[str]) -> None:
     noted = Noted()
-    following = CallsBehind(noted, Words(), MARK).begin()  # type: ignore[arg-type]
+    following = behind(noted)
     for each in text:
         assert noted.came == []
         following.advance(TOKENS.index(each))
     assert noted.came == ["<c", "all>"]
-    assert missing(following.allowed()) == {*TOKENS[1:]}
+    assert missing(following.allowed()) == {*TOKENS} - {"text"}
     following.advance(TOKENS.index("text"))
     assert noted.came == ["<c", "all>", "text"]
+
+
+@pytest.mark.parametrize(
+    ("begun", "came", "banned"),
+    [
+        ("", [], {"x<call>y"}),
+        ("so <c", [], {"x<call>y", "all>{"}),
+        ("so <call", [], {"x<call>y", ">\n"}),
+        ("so <call>", ["<c", "all>"], {*TOKENS} - {"text"}),
+        ("<call>text", ["<c", "all>", "text"], {*TOKENS} - {"<"}),
+        ("<call>text<call>", ["<c", "all>"], {*TOKENS} - {"text"}),
+        ("<call>c", [], {"x<call>y"}),
+        ("<call>" + "text" * 100, [], {"x<call>y"}),
+    ],
+)
+def test_an_answer_may_have_begun_with_a_mark(begun: str, came: Sequence[str], banned: set[str]) -> None:
+    noted = Noted()
+    following = behind(noted, begun)
+    assert (noted.came if banned != {"x<call>y"} else []) == came
+    assert missing(following.allowed()) == banned
+
+
+def test_a_mark_that_was_begun_is_ended() -> None:
+    noted = Noted()
+    behind(noted, "so <c").advance(TOKENS.index("all>"))
+    assert noted.came == ["<c", "all>"]
+
+
+@pytest.mark.parametrize(
+    ("text", "banned"),
+    [
+        ([], {"x<call>y"}),
+        (["<", "c"], {"x<call>y", "all>{"}),
+        (["c", "all"], {"x<call>y", ":no"}),
+        (["call"], {"x<call>y", ":no"}),
+    ],
+)
+def test_each_mark_has_its_own_beginning(text: Sequence[str], banned: set[str]) -> None:
+    leads = {**LEADS, OTHER: [TOKENS.index("text")]}
+    noted = Noted()
+    following = behind(noted, leads=leads)
+    for each in text:
+        following.advance(TOKENS.index(each))
+    assert missing(following.allowed()) == banned
+    if ":no" in banned:
+        following.advance(TOKENS.index(":"))
+        assert noted.came == ["text"]

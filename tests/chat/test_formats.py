@@ -441,10 +441,59 @@ def test_a_further_call_that_is_cut_off_leaves_no_text(models: dict[str, Model],
         assert Called not in kinds or Said not in kinds[kinds.index(Called) :]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_behind_each_mark_of_a_call_its_schema_holds(models: dict[str, Model], name: str) -> None:
+    model, dice = models[name], random.Random(name)
+    format, tools = model.format, [replace(BOUNDED, strict=True)]
+    assert format.may_call_strictly(tools, "auto", None)
+    source = format.grammar(tools, "auto", parallel=False)
+    assert source is not None
+    marks = [*format.calls.leads, *([" to=functions."] if format.calls is HARMONY else [])]
+    for mark in marks:
+        constraint = format.calls_behind(model.grammars.compile(source), model.tokenizer).begin()
+        begun = model.tokenizer.encode(mark, add_special=False, parse_special=True)
+        for token in begun:
+            allowed = constraint.allowed()
+            assert allowed is None or token in allowed
+            constraint.advance(token)
+        text = mark + go_on(model, constraint, dice)
+        call, *given = read(format.parser(thinking=False, tools=tools, strict=True), [text])
+        assert isinstance(call, Called)
+        arguments = "".join(piece.text for piece in given if isinstance(piece, Arguments))
+        assert json.loads(arguments)["colour"] in ("red", "blue")
+
+
+def test_what_a_prompt_has_begun_of_a_call_is_held_to_the_schema_too(models: dict[str, Model]) -> None:
+    model = models["HERMES"]
+    source = model.format.grammar([replace(BOUNDED, strict=True)], "auto", parallel=False)
+    assert source is not None
+    call = '<tool_call>\n{"name": "pick", "arguments": {"colour": "red"}}\n</tool_call>'
+    for opening, held in (
+        ("So.", False),
+        ("<think>\nA <tool_call>", False),
+        ("<think>\n<tool_call>\n</think>\n\nSo", False),
+        ("<tool_call>,", False),
+        ("So. " + call[:11], True),
+        ("So. " + call[:30], True),
+        ("<think>\n\n</think>\n\n" + call[:11], True),
+    ):
+        grammar = model.grammars.compile(source)
+        constraint = model.format.calls_behind(grammar, model.tokenizer, opening).begin()
+        allowed = constraint.allowed()
+        (free,) = model.tokenizer.encode_part("?")
+        assert (allowed is not None and free not in allowed) == held
+        if held:
+            assert go_on(model, constraint, random.Random(1)).endswith("\n</tool_call>")
+
+
 def walk(model: Model, source: Source, dice: random.Random) -> str:
     """Return a text of a grammar, each token drawn from those that may come."""
+    return go_on(model, model.grammars.compile(source).begin(), dice)
+
+
+def go_on(model: Model, constraint: Constraint, dice: random.Random) -> str:
+    """Return what a text ends with, each token drawn from those that may come."""
     tokenizer = model.tokenizer
-    constraint = model.grammars.compile(source).begin()
     raw = b""
     for _ in range(2000):
         allowed = constraint.allowed()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tierd.chat.calls import CallSyntax
 from tierd.chat.grammar import Source
@@ -41,8 +41,7 @@ def call_grammar(
         )
 
     def literal(text: str) -> str:
-        marks = "|".join(map(re.escape, specials)) or r"(?!)"
-        parts = [part for part in re.split(f"({marks})", text) if part]
+        parts = cut_at(specials, text)
         return " ".join(f"<[{specials[part]}]>" if part in specials else json.dumps(part) for part in parts)
 
     one = " | ".join(f"call{index}" for index in range(len(tools)))
@@ -61,3 +60,9 @@ def call_grammar(
         "answer": None if answer is None else (answer.kind, answer.text),
     }
     return Source("calls", json.dumps(given), "tools")
+
+
+def cut_at(marks: Collection[str], text: str) -> list[str]:
+    """Return the parts of a text, each a mark or what stands between two."""
+    pattern = "|".join(map(re.escape, marks)) or r"(?!)"
+    return [part for part in re.split(f"({pattern})", text) if part]

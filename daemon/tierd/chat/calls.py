@@ -6,7 +6,7 @@ Sources: the chat templates of the models that are named.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,8 @@ class CallSyntax:
     read: finds the head of a call. arguments: makes what reads arguments in the syntax's own way, by the
     schema of the tool. begin: marks that stand before a call, or before several. closes: may stand behind
     one. ends: so do these, and end the answer. separator: between those that share a mark. bare: a call may
-    also be the beginning of the answer, without a mark. marks: others that occur.
+    also be the beginning of the answer, without a mark. marks: others that occur. stands_for: texts that a
+    call may begin with and are not written out so, with what is there in their place.
     Written out with arguments as JSON, calls are `first`, then `before` (with NAME), arguments and `after` of
     each, `between` them, and `last`; so they are written where they are forced, whatever the model prefers,
     for then their arguments obey all of a schema. short_ids: ids of calls are 9 letters and digits.
@@ -46,6 +47,7 @@ class CallSyntax:
     separator: str = ""
     bare: bool = False
     marks: tuple[str, ...] = ()
+    stands_for: Mapping[str, str] = field(default_factory=dict)
     first: str = ""
     before: str
     after: str = ""
@@ -54,10 +56,11 @@ class CallSyntax:
     short_ids: bool = False
 
     @property
-    def mark(self) -> str:
-        """What every call begins with, and so does what is written out; "" where there is no such mark."""
-        one = self.begin[0] if len(self.begin) == 1 and not self.bare else ""
-        return one if one and (self.first + self.before).startswith(one) else ""
+    def leads(self) -> dict[str, str]:
+        """How calls are written out up to each mark by which one can be held to a schema from there on."""
+        written = self.first + self.before
+        inside = {one: written[: written.index(one) + len(one)] for one in self.begin if one in written}
+        return {**inside, **self.stands_for}
 
 
 HERMES = CallSyntax(
@@ -97,6 +100,7 @@ LLAMA3 = CallSyntax(
     begin=("<|python_tag|>",),
     separator=";",
     bare=True,
+    stands_for={"<|python_tag|>": ""},
     before='{"name": "NAME", "parameters": ',
     after="}",
     between="; ",
@@ -172,12 +176,18 @@ DEEPSEEK_FENCED = replace(
     after="\n```<｜tool▁call▁end｜>",
     between="\n",
 )
+_COMMENTARY = "<|channel|>commentary to=functions."
 # The heads are those of messages, which `harmony` reads.
 HARMONY = CallSyntax(
     sign=r"to=functions\.NAME",
     read=lambda text: None,
     marks=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
-    before="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+    stands_for={
+        _COMMENTARY: _COMMENTARY,
+        "<|channel|>analysis to=functions.": _COMMENTARY,
+        "<|start|>assistant to=functions.": _COMMENTARY,
+    },
+    before=_COMMENTARY + "NAME <|constrain|>json<|message|>",
     between="<|call|><|start|>assistant",
 )
 

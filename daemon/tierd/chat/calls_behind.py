@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -11,96 +11,139 @@ import numpy.typing as npt
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import Constraint, Grammar, TokenMask
 
-# What may come behind the beginning of a mark, by how many bytes of it there are; see `_masks`.
-Masks = Mapping[int, TokenMask]
+# What may come behind the beginning of a mark, by those bytes; see `_masks`.
+Masks = Mapping[bytes, TokenMask]
 
-_known: WeakKeyDictionary[Tokenizer, dict[bytes, Masks]] = WeakKeyDictionary()
+# Characters behind a mark in what an answer begins with; behind more of them it is free.
+_LONGEST = 256
+
+_known: WeakKeyDictionary[Tokenizer, dict[tuple[bytes, ...], Masks]] = WeakKeyDictionary()
 
 
 class CallsBehind:
-    """See core.Grammar. Once its mark has come, which always ends a token, an inner grammar holds from there.
+    """See core.Grammar. Once a mark has come, which always ends a token, an inner grammar holds from there.
 
-    The inner one has the mark as its beginning. Making one goes through a vocabulary, the first time: it is
-    for a thread.
+    Making one goes through a vocabulary, the first time: it is for a thread.
     """
 
-    def __init__(self, inner: Grammar, tokenizer: Tokenizer, mark: str) -> None:
+    def __init__(
+        self, inner: Grammar, tokenizer: Tokenizer, leads: Mapping[str, Sequence[int]], begun: str = ""
+    ) -> None:
+        """leads: by mark, none of which ends in another, the tokens that the inner grammar has had with it.
+
+        begun: what the answer has begun with; the inner grammar holds from the beginning where that ends in a
+        mark, or in what it allows behind one.
+        """
         self._inner = inner
         self._tokenizer = tokenizer
-        self._mark = mark.encode()
-        ids = tokenizer.encode(mark, add_special=False, parse_special=True)
-        self._ids = ids if len(ids) == 1 else tokenizer.encode_part(mark)
-        self._masks = _masks_of(tokenizer, self._mark)
+        self._leads = {mark.encode(): ids for mark, ids in leads.items()}
+        self._masks = _masks_of(tokenizer, tuple(self._leads))
+        self._begun = _begun(begun[-_LONGEST:].encode(), self._leads)
+        self._first = self._lead_of(begun)
 
     def begin(self) -> Constraint:
         """See core.Grammar."""
-        return _Following(self._inner.begin(), self._tokenizer, self._mark, self._ids, self._masks)
+        inner = self._inner.begin()
+        for token in self._first or ():
+            inner.advance(token)
+        free = self._first is None
+        return _Following(inner, self._tokenizer, self._leads, self._masks, free, self._begun)
+
+    def _lead_of(self, begun: str) -> Sequence[int] | None:
+        """Return what the inner grammar has had of a text, None where that has no call under way."""
+        place, mark = max(((begun.rfind(mark.decode()), mark) for mark in self._leads), default=(-1, b""))
+        rest = begun[place + len(mark.decode()) :]
+        if place < 0 or len(rest) > _LONGEST:
+            return None
+        ids = [*self._leads[mark], *self._tokenizer.encode_part(rest)]
+        inner = self._inner.begin()
+        for token in ids:
+            allowed = inner.allowed()
+            if allowed is not None and token not in allowed:
+                return None
+            inner.advance(token)
+        return ids
 
 
 class _Following:
-    """free: the mark has not come yet. tail: the last bytes of the text, fewer than make the mark."""
+    """free: no mark has come yet. tail: the last bytes of the text, which begin one."""
 
     def __init__(
-        self, inner: Constraint, tokenizer: Tokenizer, mark: bytes, ids: Sequence[int], masks: Masks
+        self,
+        inner: Constraint,
+        tokenizer: Tokenizer,
+        leads: Mapping[bytes, Sequence[int]],
+        masks: Masks,
+        free: bool,
+        tail: bytes,
     ) -> None:
         self._inner = inner
         self._tokenizer = tokenizer
-        self._mark = mark
-        self._mark_ids = ids
+        self._leads = leads
         self._masks = masks
-        self._free = True
-        self._tail = b""
+        self._free = free
+        self._tail = tail
 
     @property
     def slow(self) -> bool:
         return self._inner.slow
 
     def allowed(self) -> TokenMask | None:
-        return self._masks.get(len(self._tail)) if self._free else self._inner.allowed()
+        return self._masks.get(self._tail) if self._free else self._inner.allowed()
 
     def advance(self, token: int) -> None:
         if not self._free:
             self._inner.advance(token)
             return
         text = self._tail + _spelled(self._tokenizer, token)
-        if text.endswith(self._mark):
+        mark = next((mark for mark in self._leads if text.endswith(mark)), None)
+        if mark is not None:
             self._free = False
-            for part in self._mark_ids:
+            for part in self._leads[mark]:
                 self._inner.advance(part)
-        self._tail = _begun(text, self._mark)
+        self._tail = _begun(text, self._leads)
 
 
-def _begun(text: bytes, mark: bytes) -> bytes:
-    """Return how much of a mark, though not all, a text ends with."""
-    return next(mark[:count] for count in range(len(mark) - 1, -1, -1) if text.endswith(mark[:count]))
+def _begun(text: bytes, marks: Collection[bytes]) -> bytes:
+    """Return the longest end of a text that begins a mark and is not all of it."""
+    longest = max(map(len, marks), default=1)
+    ends = (text[len(text) - count :] for count in range(min(longest - 1, len(text)), 0, -1))
+    return next((end for end in ends if any(m.startswith(end) and m != end for m in marks)), b"")
 
 
-def _masks_of(tokenizer: Tokenizer, mark: bytes) -> Masks:
+def _masks_of(tokenizer: Tokenizer, marks: tuple[bytes, ...]) -> Masks:
     kept = _known.setdefault(tokenizer, {})
-    if mark not in kept:
-        kept[mark] = _masks(tokenizer, mark)
-    return kept[mark]
+    if marks not in kept:
+        kept[marks] = _masks(tokenizer, marks)
+    return kept[marks]
 
 
-def _masks(tokenizer: Tokenizer, mark: bytes) -> Masks:
+def _masks(tokenizer: Tokenizer, marks: tuple[bytes, ...]) -> Masks:
     """Return masks without the tokens that end a mark and say more, which would be free of the grammar.
 
     There are those alone from which some are missing.
     """
-    rests = [mark[count:] for count in range(len(mark))]
-    starts = tuple(rests)
+    begun = {mark[:count] for mark in marks for count in range(len(mark))}
+    rests = {start: [mark[len(start) :] for mark in marks if mark.startswith(start)] for start in begun}
+    ends = {start: {_begun(start[skip:], marks) for skip in range(len(start) + 1)} for start in begun}
+    starts = tuple({rest for each in rests.values() for rest in each})
     everything = TokenMask.of(range(tokenizer.vocabulary), tokenizer.vocabulary).words
-    masks: dict[int, npt.NDArray[np.uint32]] = {}
+    masks: dict[bytes, npt.NDArray[np.uint32]] = {}
     for token in range(tokenizer.vocabulary):
         text = _spelled(tokenizer, token)
-        if not (text.startswith(starts) or mark in text):
+        if not (text.startswith(starts) or any(mark in text for mark in marks)):
             continue
-        for count, rest in enumerate(rests):
-            more = text.startswith(rest) and text != rest
-            if more or (mark in text and not text.endswith(mark)):
-                words = masks.setdefault(count, everything.copy())
+        says_more = {start: any(_goes_beyond(text, rest) for rest in rests[start]) for start in begun}
+        inside = any(mark in text and not text.endswith(mark) for mark in marks)
+        for start in begun:
+            if inside or any(says_more[end] for end in ends[start]):
+                words = masks.setdefault(start, everything.copy())
                 words[token // 32] &= ~np.uint32(1 << token % 32)
-    return {count: TokenMask(words) for count, words in masks.items()}
+    return {start: TokenMask(words) for start, words in masks.items()}
+
+
+def _goes_beyond(text: bytes, rest: bytes) -> bool:
+    return text.startswith(rest) and text != rest
 
 
 def _spelled(tokenizer: Tokenizer, token: int) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tierd.chat.call_grammar import call_grammar
+from tierd.chat.call_grammar import call_grammar, cut_at
 from tierd.chat.calls import GENERIC, CallSyntax
 from tierd.chat.calls_behind import CallsBehind
 from tierd.chat.grammar import Source
@@ -28,6 +28,8 @@ _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
 # Templates that take an effort know these three; OpenAI has more.
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+# What a Harmony prompt ends with, before the heading of the answer's first message.
+_ASSISTANT = "<|start|>assistant"
 # The end of a prompt in which the marks of a thought may stand.
 _TAIL = 200
 _LETTERS = string.ascii_letters + string.digits
@@ -172,6 +174,7 @@ class ReplyFormat:
                 stage=stage,
                 identify=self._identify,
                 forced=forced,
+                strict=strict,
             )
         return TaggedParser(
             marks=marks,
@@ -219,12 +222,31 @@ class ReplyFormat:
     def may_call_strictly(self, tools: Sequence[Tool], choice: str, answer: Source | None) -> bool:
         """Whether calls obey schemas that an answer may come to, which is free otherwise. See `grammar`."""
         return bool(
-            self.calls.mark and choice == "auto" and answer is None and any(tool.strict for tool in tools)
+            self.calls.leads and choice == "auto" and answer is None and any(tool.strict for tool in tools)
         )
 
-    def calls_behind(self, grammar: Grammar, tokenizer: Tokenizer) -> Grammar:
-        """Return a grammar that holds from the mark of a call on; `grammar` has it. Takes a while."""
-        return CallsBehind(grammar, tokenizer, self.calls.mark)
+    def calls_behind(self, grammar: Grammar, tokenizer: Tokenizer, opening: str = "") -> Grammar:
+        """Return a grammar that holds from the mark of a call on; `grammar` has it. Takes a while.
+
+        opening: as of `parser`; the mark may stand at its end.
+        """
+
+        def ids(text: str) -> list[int]:
+            parts = cut_at(self.specials, text)
+            known = self.specials
+            return [id for one in parts for id in ([known[one]] if one in known else encode(one))]
+
+        encode = tokenizer.encode_part
+        leads = {mark: ids(lead) for mark, lead in self.calls.leads.items()}
+        return CallsBehind(grammar, tokenizer, leads, self._answered(opening))
+
+    def _answered(self, opening: str) -> str:
+        """Return what of an opening is no thought, with the beginning of a message where there are such."""
+        if self.marks is None:
+            return opening
+        if self.marks is HARMONY:
+            return _ASSISTANT + opening
+        return "" if self.marks.stage(opening) == "thought" else opening.rpartition(self.marks.end)[2]
 
     def grammar(
         self, tools: Sequence[Tool], choice: str, *, parallel: bool, answer: Source | None = None

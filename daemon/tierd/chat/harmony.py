@@ -40,6 +40,7 @@ class HarmonyParser(Scanner):
         stage: Stage,
         identify: Callable[[], str],
         forced: bool = False,
+        strict: bool = False,
     ) -> None:
         """As of TaggedParser."""
         super().__init__(self._heading if stage in ("opening", "behind") else self._body)
@@ -48,6 +49,7 @@ class HarmonyParser(Scanner):
         self._guarded = guarded
         self._identify = identify
         self._forced = forced
+        self._strict = strict
         self._kind: Literal["thought", "text", "call"] = "thought" if stage == "thought" else "text"
         self._answered = stage == "content"  # text or calls have come
         self.thinking = stage == "thought"
@@ -115,6 +117,7 @@ class HarmonyParser(Scanner):
         if self._kind == "call":
             self._count += 1
             self._answered = True
+            self._forced |= self._strict
             self.ended = not self._parallel
         self.thinking = False
         self._state = self._heading

@@ -38,7 +38,7 @@ class TaggedParser(Scanner):
         """`tools`: by name. parallel: the first call does not end the answer. identify: makes a call's id.
 
         forced: a grammar allows calls alone: what is no call is the beginning of one that was cut off.
-        strict: so it does behind a call.
+        strict: so it does behind a call that began with a mark by which it can be held.
         """
         states = {
             "opening": self._opening,
@@ -54,7 +54,8 @@ class TaggedParser(Scanner):
         self._parallel = parallel
         self._identify = identify
         self._forced = forced
-        self._strict = strict
+        self._leads = calls.leads if strict else {}
+        self._held = False  # the call obeys a grammar, which allows calls alone behind it
         around = (marks.start, marks.end)
         self._leading = Marks(around)
         self._begins = calls.begin if tools else ()
@@ -153,6 +154,7 @@ class TaggedParser(Scanner):
         if found[0] in self._begins:
             self._say(pieces, len(self._text[: found.start()].rstrip()))
             self._head = len(self._text) - len(self._text.lstrip()) + len(found[0])
+            self._held = found[0] in self._leads
             self._state = self._called
             return True
         self._say(pieces, found.start())
@@ -213,7 +215,7 @@ class TaggedParser(Scanner):
             if end < 0:
                 return False
         self._count += 1
-        self._forced |= self._strict
+        self._forced |= self._held
         self.ended = not self._parallel
         self._state = self._between
         return not self.ended

@@ -154,6 +154,10 @@ def test_strict_calls_of_each_family(speaking: Speaking) -> None:
         assert given["at"] in ("me", "you")
     call = '{"name": "look", "parameters": {"at": "them"}}'
     assert speaking.calls(call, model="llama", tools=STRICT) == [("look", {"at": "them"})]
+    channel = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "them"}<|call|>'
+    for model, says in (("llama", f"<|python_tag|>{call}"), ("gpt-oss", channel)):
+        ((name, given),) = speaking.calls(says, model=model, tools=STRICT, parallel_tool_calls=False)
+        assert (name, given["at"]) in (("look", "me"), ("look", "you"))
 
 
 def test_each_family_has_its_way(speaking: Speaking) -> None:

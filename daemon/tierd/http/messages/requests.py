@@ -46,7 +46,8 @@ class ToolGiven(msgspec.Struct):
     """A tool that may be called. input_schema: the JSON schema of its input.
 
     A call that is asked for obeys it, and so does one that the model chooses, if any tool is `strict` and the
-    model begins calls with a mark of their own, as Hermes', Mistral's, GLM's and Gemma's do.
+    call begins with a mark, as all models write it but Llama 3's, whose calls mostly have none, and Qwen's
+    coders and Seed where they leave out what stands before `<function=`. Else it is as the model wrote it.
     """
 
     name: str | None = None

@@ -60,8 +60,8 @@ class FunctionOffered(msgspec.Struct):
     """A tool. parameters: the JSON schema of its arguments.
 
     A call that is asked for obeys it, and so does one that the model chooses, if any tool is `strict` and the
-    model begins calls with a mark of their own, as Hermes', Mistral's, GLM's and Gemma's do; else
-    that is as the model wrote it.
+    call begins with a mark, as all models write it but Llama 3's, whose calls mostly have none, and Qwen's
+    coders and Seed where they leave out what stands before `<function=`. Else it is as the model wrote it.
     """
 
     type: str

@@ -97,7 +97,7 @@ class Turns:
         if _may_call_strictly(turn, prompt):
             obeyed = grammar
             grammar = await self._encoder.run_in_thread(
-                lambda: prompt.format.calls_behind(obeyed, entry.tokenizer)
+                lambda: prompt.format.calls_behind(obeyed, entry.tokenizer, prompt.opening)
             )
         return prompt.format.thought_first(
             grammar,
