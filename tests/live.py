@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 
 from tierd.backends.null import NullBackend
 from tierd.backends.protocol import Backend
@@ -23,6 +22,9 @@ from tierd.metrics import Metrics
 from tierd.settings import ModelSettings, Settings
 from tierd.slot import Slot, open_slot
 from tierd.tier.host_site import HostSite
+
+if TYPE_CHECKING:
+    import openai
 
 LONG_WAIT_S = 20
 
@@ -50,6 +52,8 @@ class Live:
         return response.status_code, error_of(response)
 
     def client(self) -> openai.OpenAI:
+        import openai  # most tests do without, and it takes long
+
         return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=LONG_WAIT_S)
 
     def connect(self) -> socket.socket:
