@@ -135,10 +135,11 @@ class Generation(msgspec.Struct, kw_only=True):
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content. Only the type "text" is understood."""
+    """One part of a message's content: of type "text", or "refusal" where the assistant would not answer."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class FunctionCalled(msgspec.Struct):
@@ -160,6 +161,7 @@ class Message(msgspec.Struct):
     """One message of a conversation. tool_call_id: of the call that a message of role tool answers.
 
     reasoning_content: what the assistant thought before it; an extension, which vLLM calls reasoning.
+    refusal: what the assistant said instead of `content`.
     """
 
     role: str
@@ -169,6 +171,7 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
 
     function_call: Annotated[Raw, off(instead="send tool_calls")] = SILENT
     audio: Annotated[Raw, off()] = SILENT

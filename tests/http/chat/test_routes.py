@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
 from chat import templates
 from live import Live, serve, wait_until
 from live_script import ScriptedBackend
+from tierd.http.chat.turn import messages
+from tierd.http.requests import Message
 from tierd.settings import ModelSettings
 from tiny import write_llama
 
@@ -206,6 +209,28 @@ def test_a_thought_of_the_past_is_taken_back(speaking: Speaking) -> None:
     assert "<think>\na\n</think>\n\nb" in speaking.prompt(messages=past, add_generation_prompt=True)
     renamed = [USER, {"role": "assistant", "content": "b", "reasoning": "a"}]
     assert speaking.prompt(messages=renamed) == speaking.prompt(messages=past)
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"content": [{"type": "refusal", "refusal": "No."}, {"type": "text", "text": "So."}]}, "No.\nSo."),
+        ({"content": "So.", "refusal": None}, "So."),
+        ({"reasoning_content": "a"}, ""),
+    ],
+)
+def test_an_answer_of_the_past_may_be_a_refusal_or_a_thought_alone(
+    answer: dict[str, object], content: str
+) -> None:
+    given = [Message(**USER), msgspec.convert({"role": "assistant"} | answer, Message)]
+    assert messages(given)[1]["content"] == content
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "refusal": "No."}, {"role": "assistant"}])
+def test_a_message_without_text_is_refused(speaking: Speaking, message: dict[str, object]) -> None:
+    status, error = speaking.live.refusal(CHAT, {"messages": [USER, message]})
+    assert (status, error["param"]) == (400, "messages[1].content")
 
 
 def test_a_grammar_holds_for_what_follows_the_thought(speaking: Speaking) -> None:

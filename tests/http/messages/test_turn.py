@@ -137,7 +137,9 @@ def test_a_result_may_be_empty() -> None:
 
 def test_thoughts_without_text_are_left_out() -> None:
     omitted = {"type": "thinking", "thinking": "", "signature": "x"}
-    assert messages_of(USER, assistant(omitted, text("a")))[1] == {"role": "assistant", "content": "a"}
+    encrypted = {"type": "redacted_thinking", "data": "x"}
+    for thought in (omitted, encrypted):
+        assert messages_of(USER, assistant(thought, text("a")))[1] == {"role": "assistant", "content": "a"}
 
 
 def test_the_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
@@ -199,7 +201,7 @@ def test_counting_needs_no_max_tokens() -> None:
         ({"messages": [user(CALL)]}, "messages[0].content[0].type"),
         ({"messages": [assistant(RESULT), USER]}, "messages[0].content[0].type"),
         (
-            {"messages": [assistant({"type": "redacted_thinking", "data": "x"})]},
+            {"messages": [user({"type": "redacted_thinking", "data": "x"})]},
             "messages[0].content[0].type",
         ),
         ({"messages": [assistant({"type": "thinking"})]}, "messages[0].content[0].thinking"),

@@ -116,21 +116,27 @@ def _call(call: CallGiven, where: str) -> dict[str, object]:
 
 
 def _content(message: Message, where: str) -> str:
-    """Return a message's text. Parts are joined by line breaks, as llama.cpp and vLLM join them."""
+    """Return a message's text. Parts are joined by line breaks, as llama.cpp and vLLM join them.
+
+    The assistant's may have none where it thought, called or refused.
+    """
     where += ".content"
     if message.content is None:
-        if message.tool_calls:
-            return ""
+        answered = (message.tool_calls, message.reasoning_content, message.reasoning, message.refusal)
+        if message.role == "assistant" and any(answered):
+            return message.refusal or ""
         raise InvalidRequestError(f"{where} is missing", param=where)
     if isinstance(message.content, str):
         return message.content
     texts = []
     for i, part in enumerate(message.content):
-        if part.type != "text":
+        refused = message.role == "assistant" and part.type == "refusal"
+        if part.type != "text" and not refused:
             raise InvalidRequestError(
                 f"{where}[{i}].type: {part.type!r} is not supported; send text", param=f"{where}[{i}].type"
             )
-        texts.append(needed(part.text, f"{where}[{i}].text"))
+        text = part.refusal if refused else part.text
+        texts.append(needed(text, f"{where}[{i}].{part.type}"))
     return "\n".join(texts)
 
 

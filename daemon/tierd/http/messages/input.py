@@ -18,7 +18,7 @@ from tierd.http.turns.fields import check_depth, needed
 _BLOCKS: Mapping[str, Sequence[str]] = {
     "system": ("text",),
     "user": ("text", "tool_result"),
-    "assistant": ("text", "thinking", "tool_use"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
 
 
@@ -86,6 +86,8 @@ def _add_block(drafts: list[_Draft], role: str, block: Block, where: str) -> Non
             _growing(drafts, role).texts.append(needed(block.text, f"{where}.text"))
         case "thinking":
             _growing(drafts, role).thoughts.append(needed(block.thinking, f"{where}.thinking"))
+        case "redacted_thinking":  # encrypted by whoever thought it
+            _growing(drafts, role)
         case "tool_use":
             _growing(drafts, role).calls.append(_call(block, where))
         case "tool_result":
