@@ -6,6 +6,7 @@ import pytest
 
 from tierd.chat.calls_behind import CallsBehind
 from tierd.core import Constraint, TokenMask
+from tierd.errors import InvalidRequestError
 
 MARK, OTHER = "<call>", "call:"
 TOKENS = [
@@ -56,11 +57,16 @@ class Noted:
         return self
 
     def allowed(self) -> TokenMask | None:
-        next = {0: "<c", 1: "all>", 2: "text"}.get(len(self.came), "<")
-        return TokenMask.of([TOKENS.index(next)], len(TOKENS))
+        return TokenMask.of([TOKENS.index(self._next)], len(TOKENS))
 
     def advance(self, token: int) -> None:
+        if TOKENS[token] != self._next:
+            raise InvalidRequestError("the grammar cannot go on")
         self.came.append(TOKENS[token])
+
+    @property
+    def _next(self) -> str:
+        return ("<c", "all>", "text", "<")[len(self.came)]
 
 
 def behind(inner: Noted, begun: str = "", leads: Mapping[str, Sequence[int]] = LEADS) -> Constraint:
@@ -138,7 +144,7 @@ def test_a_mark_that_was_begun_is_ended() -> None:
     ],
 )
 def test_each_mark_has_its_own_beginning(text: Sequence[str], banned: set[str]) -> None:
-    leads = {**LEADS, OTHER: [TOKENS.index("text")]}
+    leads = {**LEADS, OTHER: [TOKENS.index("<c")]}
     noted = Noted()
     following = behind(noted, leads=leads)
     for each in text:
@@ -146,4 +152,4 @@ def test_each_mark_has_its_own_beginning(text: Sequence[str], banned: set[str]) 
     assert missing(following.allowed()) == banned
     if ":no" in banned:
         following.advance(TOKENS.index(":"))
-        assert noted.came == ["text"]
+        assert noted.came == ["<c"]

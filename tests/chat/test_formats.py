@@ -475,6 +475,7 @@ def test_what_a_prompt_has_begun_of_a_call_is_held_to_the_schema_too(models: dic
         ("<tool_call>,", False),
         ("So. " + call[:11], True),
         ("So. " + call[:30], True),
+        ("So. " + call[: call.index("lour")], True),
         ("<think>\n\n</think>\n\n" + call[:11], True),
     ):
         grammar = model.grammars.compile(source)

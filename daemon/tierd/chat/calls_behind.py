@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tierd.chat.tokenizer import Tokenizer
 from tierd.core import Constraint, Grammar, TokenMask
+from tierd.errors import InvalidRequestError
 
 # What may come behind the beginning of a mark, by those bytes; see `_masks`.
 Masks = Mapping[bytes, TokenMask]
@@ -57,11 +58,11 @@ class CallsBehind:
             return None
         ids = [*self._leads[mark], *self._tokenizer.encode_part(rest)]
         inner = self._inner.begin()
-        for token in ids:
-            allowed = inner.allowed()
-            if allowed is not None and token not in allowed:
-                return None
-            inner.advance(token)
+        try:
+            for token in ids:
+                inner.advance(token)
+        except InvalidRequestError:
+            return None
         return ids
 
 

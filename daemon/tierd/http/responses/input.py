@@ -24,7 +24,6 @@ from tierd.http.responses.shapes import (
 )
 from tierd.http.responses.store import Kept
 from tierd.http.turns.fields import needed
-from tierd.http.unsupported import refuse_unsupported
 
 TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 ROLES = ("user", "system", "developer", "assistant")
@@ -73,7 +72,6 @@ def _referred(given: ItemGiven, where: str, refer: Refer) -> Item:
 
 def _item(given: ItemGiven, where: str, name: Names) -> Item:
     """Return an item. where: its path."""
-    refuse_unsupported(given, where + ".")
     status = given.status or "completed"
     match given.type:
         case "message":

@@ -40,7 +40,10 @@ class PartGiven(msgspec.Struct):
 
 
 class ItemGiven(msgspec.Struct, kw_only=True):
-    """An item of the input, of whatever type: which fields it needs is the reader's to check."""
+    """An item of the input, of whatever type: which fields it needs is the reader's to check.
+
+    encrypted_content: of a thought that another server had; nobody can read it here, so it is left out.
+    """
 
     type: str = "message"
     id: str | None = None
@@ -52,8 +55,7 @@ class ItemGiven(msgspec.Struct, kw_only=True):
     arguments: str | None = None
     output: str | list[PartGiven] | None = None
     summary: list[PartGiven] | None = None
-
-    encrypted_content: Annotated[Raw, off(instead="send the content of the thought")] = SILENT
+    encrypted_content: str | None = None
 
 
 class FunctionOffered(msgspec.Struct):
