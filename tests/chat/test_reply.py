@@ -87,6 +87,15 @@ def test_a_thoughts_title_is_no_part_of_it() -> None:
     assert read(tagged(GEMMA), ["<|channel>thought<channel|>So."]) == [Said("So.")]
 
 
+@pytest.mark.parametrize("rest", ["\n<", "\n</tool_cal", "\n</tool_call>", "\n</tool_call>\n"])
+def test_what_closes_a_call_is_no_text_where_it_is_cut_off(rest: str) -> None:
+    text = '<tool_call>\n{"name": "look", "arguments": {"at": "me"}}'
+    for texts in ([text + rest], text + rest):
+        assert read(tagged(tools=["look"]), texts) == call(0, "look", '{"at": "me"}')
+    assert read(tagged(tools=["look"]), f"{text}\n</tool") != read(tagged(tools=["look"]), f"{text}\n</b")
+    assert read(tagged(), "So </tool_cal") == [Said("So </tool_cal")]
+
+
 def test_the_parser_knows_whether_it_thinks() -> None:
     parser, states = tagged(), []
     for piece in ("<thi", "nk>", "a", "b</th", "ink>", "c"):

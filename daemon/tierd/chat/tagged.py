@@ -235,7 +235,7 @@ class TaggedParser(Scanner):
             self._skip(len(mark))
             self.ended = mark in syntax.ends
             return not self.ended
-        if mark == "" and not self._over:
+        if mark == "":  # an answer that is cut off here has the beginning of what closes a call, and no text
             return False
         self._state = self._content
         return True
