@@ -95,7 +95,8 @@ def test_a_file_that_is_not_there_is_named_as_it_was_meant(
 
 
 def test_a_wrong_setting(daemon: Daemon, ctl: Run) -> None:
-    assert ctl("load", "x.gguf", "--context", "-1") == (2, [], "tierd: context must be 0 or more, not -1\n")
+    error = "tierd: context must lie between 0 and 2147483647, not -1\n"
+    assert ctl("load", "x.gguf", "--context", "-1") == (2, [], error)
 
 
 def test_what_has_no_place_on_a_device_is_not_switched_to(daemon: Daemon, ctl: Run) -> None:
