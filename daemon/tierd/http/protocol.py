@@ -222,6 +222,7 @@ def _answer_unframed(cycle: RequestResponseCycle) -> None:
             unframed = not any(name == b"content-length" for name, _ in message["headers"])
             if unframed:
                 cycle.chunked_encoding = False
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
         elif unframed:
             cycle.expected_content_length = len(message["body"])
         await framed(message)

@@ -100,8 +100,9 @@ class ArgumentsDelta(_OfItem, frozen=True, kw_only=True, tag="response.function_
 
 
 class ArgumentsDone(_OfItem, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
-    """A call's arguments, whole."""
+    """A call's arguments, whole. name: of the function, which some clients read here."""
 
+    name: str
     arguments: str
 
 

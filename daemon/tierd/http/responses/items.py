@@ -196,6 +196,7 @@ class GrowingCall:
                 sequence_number=next(numbers),
                 item_id=self._id,
                 output_index=self._index,
+                name=item.name,
                 arguments=item.arguments,
             ),
             ItemDone(sequence_number=next(numbers), output_index=self._index, item=item),
