@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: FORCE help serve tour models test test-device test-levels test-server test-rest test-long soak test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-scrape bench-table pages profile sanitize check clean
+.PHONY: FORCE help serve tour models test test-device test-levels test-server test-soak test-rest test-long soak test-lowest audit bench bench-device bench-switching bench-serving bench-overhead bench-scrape bench-table pages profile sanitize check clean
 
 PYTHON ?= python3
 LISTEN ?= 127.0.0.1:8080
@@ -41,9 +41,10 @@ PROMETHEUS := build/prometheus/.unpacked
 ORACLE_TESTS := tests/test_oracle.py tests/test_device_oracle.py tests/test_rails_oracle.py
 DEVICE_TESTS := $(addprefix tests/,shaders backends/resident backends/vkapi backends/rails tier device cli/test_gpu.py test_device_oracle.py test_rails_oracle.py)
 SERVER_TESTS := $(addprefix tests/,bench chaos cli clients deploy hostile http)
+SOAK_TESTS := tests/soak
 TEST_NEEDS := $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) $(PROMETHEUS)
 # Of all tests, the longest first.
-PARTS := test-server test-rest test-device test-levels sanitize
+PARTS := test-server test-rest test-soak test-device test-levels sanitize
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,8 +71,11 @@ test-levels: $(VENV)/.dev $(SMOLLM2) $(GEMMA3) ## run the tests of the kernels a
 test-server: $(TEST_NEEDS) ## run the tests of the server, of the command line, and of what is made of them
 	$(BIN)/python -m pytest $(SERVER_TESTS) $(DEVICE_TESTS:%=--ignore=%)
 
+test-soak: $(VENV)/.dev $(VENV)/.vulkan ## serve mixed traffic for two minutes
+	$(BIN)/python -m pytest $(SOAK_TESTS)
+
 test-rest: $(TEST_NEEDS) ## run all other tests, those of the best level included
-	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(DEVICE_TESTS) $(SERVER_TESTS))
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(DEVICE_TESTS) $(SERVER_TESTS) $(SOAK_TESTS))
 
 test-long: export TIERD_TEST_RESULTS := $(CURDIR)/tests/bench/results/long
 test-long: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ## run the tests that take minutes, and keep what they measure
@@ -81,7 +85,7 @@ test-long: $(VENV)/.dev $(VENV)/.vulkan $(VENV)/.kompute $(SMOLLM2) $(GEMMA3) ##
 
 soak: export TIERD_TEST_RESULTS := $(CURDIR)/tests/bench/results/soak
 soak: $(VENV)/.dev $(VENV)/.vulkan ## serve mixed traffic for an hour, and keep what the daemon held meanwhile
-	$(BIN)/python -m pytest -m soak tests/soak
+	$(BIN)/python -m pytest -m soak $(SOAK_TESTS)
 
 test-lowest: $(VENV)/.created $(VENV)/.vulkan $(VENV)/.systemd $(VENV)/.chromium $(SMOLLM2) $(GEMMA3) $(SANITIZED) $(NODE) $(PROMETHEUS) ## run all tests on the lowest versions of the dependencies
 	$(PYTHON) -m venv $(LOWEST)
