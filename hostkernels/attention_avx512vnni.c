@@ -235,6 +235,7 @@ find_scores(int count, bool whole, const hk_queries *queries, int first, const h
     for (int i = 0; i < count; i++)
         for (int s = 0; s < HK_STRIPS; s++)
             dot[i][s] = _mm512_setzero_si512();
+#pragma GCC unroll 8
     for (int64_t d = 0; d < stride / 2; d++) {
         __m512i key[HK_STRIPS];
         for (int s = 0; s < HK_STRIPS; s++)
@@ -319,6 +320,7 @@ fold_values(int count, const hk_tile_rows *tile, const group *at, hk_seen seen, 
     for (int half = seen.from / HK_VALUE_ROWS; half * HK_VALUE_ROWS < seen.to; half++) {
         const int32_t *values = (const int32_t *)tile->values + half * HK_LANES * tile->stride + d;
         const int pairs = (int)hk_min(HK_LANES, seen.to - half * HK_VALUE_ROWS);
+#pragma GCC unroll 8
         for (int p = 0; p < pairs; p++, values += tile->stride) {
             __m512i value[COLUMNS];
             for (int c = 0; c < columns; c++)
