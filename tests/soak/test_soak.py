@@ -39,8 +39,8 @@ memory_mb = 1
     for id in MODELS
 )
 ROUND_S, SETTLE_S = 15.0, 30.0
-# Each model may have a process for its template and one for grammars, and of each a process may be leaving; one more
-# is for rails.
+# Each model may have a process for its template and one for grammars, and one of either may be leaving; one
+# more is for rails.
 CHILDREN = 3 * len(MODELS) + 1
 Note = Callable[[str, object], None]
 
