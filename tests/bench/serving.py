@@ -131,15 +131,19 @@ def compete(servers: dict[str, Server], options: argparse.Namespace) -> list[dic
 
 
 def converse(served: Served, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return what second turns take, and fresh prompts; the first of each does not count."""
+    """Return what second turns take, and fresh prompts of as many tokens as these had to feed.
+
+    The first of each does not count.
+    """
     found = []
     for number in range(options.turns + 1):
         talk, fresh = (Talk(served, options.file, 2 * number + which) for which in range(2))
         talk.ask(options.turn)
         talk.answer()
         talk.ask(options.prompt)
-        fresh.ask(options.prompt)
-        found.append({"second": talk.answer(), "fresh": fresh.answer()})
+        second = talk.answer()
+        fresh.ask(second["prompt"] - second["cached"])
+        found.append({"second": second, "fresh": fresh.answer()})
     return found[1:]
 
 
