@@ -383,7 +383,7 @@ def test_servers_answer_the_same_clients(tmp_path: Path) -> None:
         assert load["sides"]["llama.cpp"]["gap"]["p99"] > 0.009
     (turn,) = result["turns"]
     assert turn["second"]["cached"] >= 192
-    assert turn["fresh"]["prompt"] == 4
+    assert turn["fresh"]["prompt"] == turn["second"]["prompt"] - turn["second"]["cached"] >= 4
     assert turn["fresh"]["cached"] < 4
 
 
