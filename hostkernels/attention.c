@@ -51,21 +51,14 @@ static hk_tile_rows lay_out_tile(const hk_attention_job *job, float *scratch)
     return tile;
 }
 
-/* What is behind the tile's rows. */
-static float *lay_out_queries(const hk_attention_job *job, const hk_tile_rows *tile, hk_queries *queries)
+/* Lay the job's queries out behind the tile, in the codec's basis and the form's values; return what is behind. */
+static float *take_queries(const hk_attention_job *job, const hk_tile_rows *tile, hk_queries *queries)
 {
     *queries = (hk_queries){.count = job->rows * job->heads, .stride = tile->stride};
     float *q = tile->rows + HK_VALUE_ROWS * tile->stride;
     queries->q = q;
     queries->scale = q + queries->count * queries->stride;
     queries->seen = (hk_seen *)(void *)(queries->scale + queries->count);
-    return (float *)(void *)(queries->seen + queries->count);
-}
-
-/* The job's queries in the codec's basis. */
-static void take_queries(const hk_attention_job *job, const hk_queries *queries)
-{
-    float *q = queries->q;
     if (queries->stride > job->head_size)
         memset(q, 0, (size_t)(queries->count * queries->stride) * sizeof *q);
     for (int i = 0; i < queries->count; i++, q += queries->stride) {
@@ -75,13 +68,15 @@ static void take_queries(const hk_attention_job *job, const hk_queries *queries)
             q[d] /= job->key_scale[d];
         hk_codec_rotate(job->codec, q, job->head_size);
     }
+    hk_kernels_get()->attention[job->codec]->take_queries(queries, job->scale);
+    return (float *)(void *)(queries->seen + queries->count);
 }
 
 /* The same queries with what they gather at `state`. */
-static hk_queries at_state(const hk_queries *queries, const float *state)
+static hk_queries at_state(const hk_queries *queries, float *state)
 {
     hk_queries gathering = *queries;
-    gathering.most = (float *)state;
+    gathering.most = state;
     gathering.sum = gathering.most + queries->count;
     gathering.out = gathering.sum + queries->count;
     return gathering;
@@ -154,20 +149,16 @@ static void put_out(const hk_attention_job *job, const hk_queries *queries)
 
 void hk_attention(const hk_attention_job *job, float *scratch)
 {
-    const hk_attention_form *form = hk_kernels_get()->attention[job->codec];
     const hk_tile_rows tile = lay_out_tile(job, scratch);
     hk_queries queries;
-    float *state = lay_out_queries(job, &tile, &queries);
-    take_queries(job, &queries);
-    form->take_queries(&queries, job->scale);
-
+    float *state = take_queries(job, &tile, &queries);
     const hk_queries all = at_state(&queries, state);
     const hk_queries part = at_state(&queries, state + state_floats(queries.count, queries.stride));
     const int64_t first = first_seen(job) / HK_SPAN;
     gather(job, first, &all, &tile);
     for (int64_t span = first + 1; span <= last_seen(job) / HK_SPAN; span++) {
         gather(job, span, &part, &tile);
-        form->join(&all, &part);
+        hk_kernels_get()->attention[job->codec]->join(&all, &part);
     }
     put_out(job, &all);
 }
@@ -176,9 +167,7 @@ void hk_attention_gather(const hk_attention_job *job, int span, float *gathered,
 {
     const hk_tile_rows tile = lay_out_tile(job, scratch);
     hk_queries queries;
-    lay_out_queries(job, &tile, &queries);
-    take_queries(job, &queries);
-    hk_kernels_get()->attention[job->codec]->take_queries(&queries, job->scale);
+    take_queries(job, &tile, &queries);
     const hk_queries part = at_state(&queries, gathered + span * state_floats(queries.count, queries.stride));
     gather(job, first_seen(job) / HK_SPAN + span, &part, &tile);
 }
